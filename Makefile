@@ -1,0 +1,77 @@
+# make serve      virtual environment, native build, default model, server on 127.0.0.1:8080
+# make test       all tests
+# 
+# BACKEND=cpu|cuda|hip|vulkan|metal   what the native part is built for
+# GPU_TARGETS=...                     GPU architectures (hip: gfx1151 unless given; cuda: the GPUs found)
+# CMAKE_FLAGS=...                     more definitions for llama.cpp, for example -DGGML_NATIVE=OFF
+# MODEL=path.gguf HOST= PORT= ARGS=   what `make serve` serves, where, and more flags of `gufo serve`
+# PYTHON=python3.12                   the Python that makes .venv
+# GUFO_CACHE_DIR=...                  where downloads, native builds and the default model are kept
+
+BACKEND     ?= cpu
+GPU_TARGETS ?=
+CMAKE_FLAGS ?=
+MODEL       ?=
+HOST        ?= 127.0.0.1
+PORT        ?= 8080
+ARGS        ?=
+TESTS       ?=
+PYTHON      ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; done; echo $$p)
+
+PY      := .venv/bin/python
+BUILD   := native/build.py
+KIND    := --kind '$(BACKEND)' --gpu-targets '$(GPU_TARGETS)' --cmake-flags='$(CMAKE_FLAGS)'
+PYTEST  := $(PY) -m pytest
+
+.PHONY: serve native venv venv-dev test test-fast qualify tools lint format clean help
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
+	@echo 'Targets: serve test test-fast qualify native tools lint format clean'
+
+serve: native
+	@model='$(MODEL)'; \
+	if [ -z "$$model" ]; then model=$$($(PY) -m gufo_gguf.models.default) || exit 1; fi; \
+	exec .venv/bin/gufo serve "$$model" --host '$(HOST)' --port '$(PORT)' $(ARGS)
+
+venv:
+	@$(PYTHON) $(BUILD) venv $(KIND)
+
+venv-dev:
+	@$(PYTHON) $(BUILD) venv $(KIND) --extras dev
+
+native: venv
+	@$(PY) $(BUILD) native $(KIND)
+
+# No model, no native library: layers, keys, the cache against its slow models, crash images.
+test-fast: venv-dev
+	$(PYTEST) -m 'not native and not slow' $(TESTS)
+
+# The fast part first; then everything that needs the library, where a missing one is a failure.
+test: test-fast
+	@$(PY) $(BUILD) native $(KIND)
+	GUFO_REQUIRE_NATIVE=1 $(PYTEST) -m 'native or slow' $(TESTS)
+
+# The full matrix of architectures and paths, compared as bytes; takes long.
+qualify: venv-dev
+	@$(PY) $(BUILD) native $(KIND)
+	GUFO_REQUIRE_NATIVE=1 GUFO_QUALIFY=full $(PYTEST) tests/qualification -s --timeout 0 $(TESTS)
+
+# Upstream's own server and benchmark, of the same build: what ours is compared with.
+tools: native
+	@$(PY) $(BUILD) tools $(KIND) llama-server llama-bench
+
+lint: venv-dev
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+format: venv-dev
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+# What make put into the checkout.  The cache folder is shared by all checkouts: docs/building.md.
+clean:
+	rm -rf .venv .build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find gufo_gguf tests native benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
