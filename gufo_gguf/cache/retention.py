@@ -1,0 +1,176 @@
+"""Which checkpoints go first when RAM is short: a pure order over records, nothing else.
+
+    retry -> cheap -> near-duplicate -> idle -> reused        (first victim ... last victim)
+
+* retry: kept only so that resending the same request is instant.
+* cheap: its private state is more than ``cheap_factor`` times the rows it would restore, so it
+  saves little prefill for what it costs.  Models without rows have no such checkpoints.
+* near-duplicate: losing it costs little, because the checkpoint it extends is retained and close
+  (``gain`` tokens above it): below ``grid_step`` if a deeper checkpoint covers it, which is what a
+  superseded turn looks like, below ``learned_min`` if it is a leaf.
+* idle: nothing on its branch was used while one whole budget of bytes was admitted.
+* reused: the rest.
+
+Within a class: covered first, then never reused, then least recently used, then deepest, then
+oldest id; so the order is total and equal inputs give equal lists.  Use of a checkpoint counts for
+everything it extends.  A branch point takes the highest class found below it, so it outlives the
+leaves of all its branches.
+
+The loop that evicts is the manager's: it takes the first victim and asks again if still short,
+because one removal changes what is covered, a branch point or the last copy.
+
+Rejected: one score in floating point (two runs of one log must agree, and a reader must be able to
+say why), and idleness by wall clock (a machine that slept did not turn over its budget).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from gufo_gguf.cache.types import CacheLimits, CheckpointId, Origin
+
+
+class Rank(IntEnum):
+    """Classes of victims, first to go first; ``name.lower()`` is the reason of a removal."""
+
+    RETRY = 0
+    CHEAP = 1
+    NEAR_DUPLICATE = 2
+    IDLE = 3
+    REUSED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionRecord:
+    """What retention knows of one retained checkpoint."""
+
+    id: CheckpointId
+    origin: Origin
+    n_tokens: int
+    private_bytes: int
+    row_bytes: int
+    """Bytes of all rows it would restore: n_tokens * bytes per row; 0 without rows."""
+    last_use_seq: int
+    """Sequence number of its admission or of its last touch."""
+    admitted_bytes_at_last_use: int
+    """The ledger's running total of admitted unique bytes at that time."""
+    reuses: int
+    covered: bool
+    """``PrefixIndex.covered``."""
+    branch_point: bool
+    """``PrefixIndex.is_branch_point``."""
+    family: Hashable
+    """``PrefixIndex.family``."""
+    parent: CheckpointId | None = None
+    """``PrefixIndex.parent``: the deepest retained checkpoint it extends."""
+    pinned: bool = False
+    """Source of a running restore or write: never a victim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    id: CheckpointId
+    rank: Rank
+
+    @property
+    def reason(self) -> str:
+        return self.rank.name.lower()
+
+
+def victims_order(
+    records: Iterable[RetentionRecord],
+    admitted_bytes: int,
+    budget: int,
+    *,
+    optional: bool,
+    newcomer_family: Hashable,
+    limits: CacheLimits | None = None,
+) -> list[CheckpointId]:
+    """All possible victims, first to go first; see ``rank_victims``."""
+    ranked = rank_victims(
+        records, admitted_bytes, budget, optional=optional, newcomer_family=newcomer_family, limits=limits
+    )
+    return [v.id for v in ranked]
+
+
+def rank_victims(
+    records: Iterable[RetentionRecord],
+    admitted_bytes: int,
+    budget: int,
+    *,
+    optional: bool,
+    newcomer_family: Hashable,
+    limits: CacheLimits | None = None,
+) -> list[Victim]:
+    """All possible victims with the class that condemns them, first to go first.
+
+    ``admitted_bytes``: running total of unique bytes ever admitted.  ``budget``: bytes that make a
+    turnover.  ``optional``: room is wanted for a capture that is not required; the last useful copy
+    of every family but ``newcomer_family`` is then left out.  Pinned records are always left out.
+    """
+    rules = limits or CacheLimits(ram_bytes=budget)
+    ordered = _order(list(records), admitted_bytes, budget, rules)
+    spared: set[CheckpointId] = set()
+    if optional:
+        last: dict[Hashable, CheckpointId] = {}
+        for record, rank in ordered:
+            if rank > Rank.NEAR_DUPLICATE and record.family != newcomer_family:
+                last[record.family] = record.id
+        spared = set(last.values())
+    return [Victim(r.id, rank) for r, rank in ordered if not r.pinned and r.id not in spared]
+
+
+@dataclass(slots=True)
+class _Branch:
+    """What is known of a checkpoint together with everything that extends it."""
+
+    last_use_seq: int
+    admitted_bytes_at_last_use: int
+    reuses: int
+    rank: Rank = Rank.RETRY
+
+
+def _order(
+    records: Sequence[RetentionRecord], admitted_bytes: int, budget: int, limits: CacheLimits
+) -> list[tuple[RetentionRecord, Rank]]:
+    by_id = {r.id: r for r in records}
+    branches = {r.id: _Branch(r.last_use_seq, r.admitted_bytes_at_last_use, r.reuses) for r in records}
+    deepest_first = sorted(records, key=lambda r: (-r.n_tokens, r.id))
+    ranks: dict[CheckpointId, Rank] = {}
+    for record in deepest_first:
+        parent = by_id.get(record.parent) if record.parent is not None else None
+        mine = branches[record.id]
+        idle = admitted_bytes - mine.admitted_bytes_at_last_use >= budget
+        gain = record.n_tokens - parent.n_tokens if parent is not None else None
+        own = rank_of(record, idle=idle, gain=gain, limits=limits)
+        ranks[record.id] = max(own, mine.rank) if record.branch_point else own
+        if parent is not None:
+            above = branches[parent.id]
+            above.last_use_seq = max(above.last_use_seq, mine.last_use_seq)
+            above.admitted_bytes_at_last_use = max(above.admitted_bytes_at_last_use, mine.admitted_bytes_at_last_use)
+            above.reuses = max(above.reuses, mine.reuses)
+            above.rank = max(above.rank, mine.rank, ranks[record.id])
+
+    def key(record: RetentionRecord) -> tuple[Rank, bool, bool, int, int, CheckpointId]:
+        mine = branches[record.id]
+        last = record.branch_point or not record.covered
+        return (ranks[record.id], last, mine.reuses > 0, mine.last_use_seq, -record.n_tokens, record.id)
+
+    return [(r, ranks[r.id]) for r in sorted(records, key=key)]
+
+
+def rank_of(record: RetentionRecord, *, idle: bool, gain: int | None, limits: CacheLimits) -> Rank:
+    """The class of one checkpoint on its own.
+
+    ``gain``: tokens it restores beyond the checkpoint it extends; None when it extends none.
+    """
+    if record.origin is Origin.RETRY:
+        return Rank.RETRY
+    if record.row_bytes > 0 and record.private_bytes > limits.cheap_factor * record.row_bytes:
+        return Rank.CHEAP
+    near = limits.grid_step if record.covered else limits.learned_min
+    if gain is not None and gain < near and not record.branch_point:
+        return Rank.NEAR_DUPLICATE
+    return Rank.IDLE if idle else Rank.REUSED
