@@ -108,8 +108,66 @@ GUFO_API int gufo_host_is_pinned(const gufo_host_memory * memory);
 GUFO_API void gufo_host_free(gufo_host_memory * memory);
 
 // ---- sampler (sampler.cpp) -------------------------------------------------------------------
+// One request's sampler: the chain, the grammar and the reasoning budget, with llama-server's field
+// names in a JSON object (fields and defaults: native/src/sampler_params.cpp).  Its state is rebuilt
+// from tokens for each request and never stored.  GUFO_E_INVALID messages begin with the name of the
+// offending field and a colon.
+typedef struct gufo_sampler gufo_sampler;
+
+GUFO_API gufo_sampler * gufo_sampler_new(const void * model, const char * params_json);  // NULL: failed
+GUFO_API void gufo_sampler_free(gufo_sampler * sampler);
+GUFO_API gufo_sampler * gufo_sampler_clone(const gufo_sampler * sampler);  // with the drawing state
+GUFO_API int gufo_sampler_reset(gufo_sampler * sampler);  // as new, with the same effective seed
+
+// Prompt tokens (is_generated = 0) feed the penalties only; generated ones the grammar too.
+GUFO_API int gufo_sampler_accept(gufo_sampler * sampler, const int32_t * tokens, size_t n, int is_generated);
+
+// Draws the next token (not accepted yet) from the logits of output row `row` of a context
+// (llama_get_logits_ith: batch index, or -1 for the last), or from a vector of n_vocab logits.
+// Equal logits and equal history give equal tokens by either way.
+GUFO_API int gufo_sampler_sample(gufo_sampler * sampler, void * ctx, int32_t row, int32_t * token);
+GUFO_API int gufo_sampler_sample_logits(gufo_sampler * sampler, const float * logits, int32_t n_vocab, int32_t * token);
+
+// The most likely candidates that the chain left at the last draw, best first; *n <= n_max.
+GUFO_API int gufo_sampler_candidates(const gufo_sampler * sampler, int32_t n_max, int32_t * ids, float * probs, int32_t * n);
+
+GUFO_API uint32_t gufo_sampler_seed(const gufo_sampler * sampler);  // the effective one, never "random"
+GUFO_API int gufo_sampler_end_reasoning(gufo_sampler * sampler, int * done);  // force the budget's end sequence
+// Tokens whose text must appear in the output although they are special; *n is their number.
+GUFO_API int gufo_sampler_preserved(const gufo_sampler * sampler, int32_t * out, size_t n_max, size_t * n);
+
+// Log-softmax over plain logits: the n_top most likely tokens, best first (ties: lower id first),
+// and the log-probability of `token` (< 0: not asked for).
+GUFO_API int gufo_logprobs(const float * logits, int32_t n_vocab, int32_t token, int32_t n_top, int32_t * top_ids,
+                           float * top_logprobs, float * token_logprob);
+
+GUFO_API int gufo_schema_to_grammar(const char * schema_json, char ** out);  // JSON schema -> GBNF
+GUFO_API void gufo_string_free(char * text);  // every char ** result of this header
 
 // ---- chat templates (chat.cpp) ---------------------------------------------------------------
+// Templates of a model, or the one given.  Render takes a JSON object {messages, tools, tool_choice,
+// parallel_tool_calls, json_schema, grammar, add_generation_prompt, continue_final_message,
+// reasoning_format, enable_thinking, chat_template_kwargs, now} and gives {prompt, generation_prompt,
+// format, parser, grammar, grammar_lazy, grammar_triggers, preserved_tokens, additional_stops,
+// supports_thinking, thinking_start_tag, thinking_end_tags, ...}.  `now` (unix seconds) is the date
+// that templates print.  GUFO_E_INVALID: the request or the template refuses; "<field>: <reason>".
+// Render changes nothing in the handle and may run in any thread.
+typedef struct gufo_chat gufo_chat;
+
+GUFO_API gufo_chat * gufo_chat_new(const void * model, const char * template_override);  // NULL: failed
+GUFO_API void gufo_chat_free(gufo_chat * chat);
+GUFO_API int gufo_chat_info(const gufo_chat * chat, const void * model, char ** out);  // source, caps, ...
+GUFO_API int gufo_chat_render(const gufo_chat * chat, const char * request_json, char ** out);
+
+// Output to message, growing.  Made from the rendered object (plus reasoning_format, echo).  Each
+// feed gives the differences as an array of {content | reasoning_content | tool_call: {index, id,
+// name, arguments}}; message gives the whole so far.  Text out of format comes back as content.
+typedef struct gufo_chat_parser gufo_chat_parser;
+
+GUFO_API gufo_chat_parser * gufo_chat_parser_new(const char * params_json);  // NULL: failed
+GUFO_API void gufo_chat_parser_free(gufo_chat_parser * parser);
+GUFO_API int gufo_chat_parser_feed(gufo_chat_parser * parser, const char * text, size_t n_bytes, int is_final, char ** out);
+GUFO_API int gufo_chat_parser_message(const gufo_chat_parser * parser, char ** out);
 
 #ifdef __cplusplus
 }
