@@ -20,6 +20,7 @@ from gufo_gguf.backend import native
 from gufo_gguf.backend.base import BackendInfo, Bytes, Logits, Span
 from gufo_gguf.backend.fingerprint import fingerprint, model_files
 from gufo_gguf.backend.libpath import build_info, library_dir
+from gufo_gguf.backend.vocab import Vocab
 from gufo_gguf.cache.types import Component, ComponentKind, Inventory, Tokens
 from gufo_gguf.core.errors import BackendError, ConfigError, ModelError, UnsupportedMemory
 
@@ -220,6 +221,10 @@ class LlamaBackend:
     def model_ptr(self) -> int:
         """Address of the llama_model, for the chat and sampler bridges."""
         return int(c.cast(self._model, c.c_void_p).value or 0)
+
+    def vocab(self) -> Vocab:
+        """The model's vocabulary; usable from any thread while this backend is open."""
+        return Vocab(self._model)
 
     @property
     def ctx_ptr(self) -> int:

@@ -47,6 +47,18 @@ class SamplingParams:
     grammar_lazy: bool = False
     grammar_triggers: list[dict[str, Any]] = field(default_factory=list)
     preserved_tokens: list[str] = field(default_factory=list)
+    grammar_type: str = "user"
+    """user | output_format | tool_calls; the latter two start behind ``generation_prompt``."""
+    generation_prompt: str = ""
+    """The template's assistant opening at the end of the prompt."""
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
+    reasoning_budget_tokens: int = -1
+    """-1 = no limit; needs the template's tags below."""
+    reasoning_budget_start_tag: str = ""
+    reasoning_budget_end_tags: list[str] = field(default_factory=list)
+    reasoning_budget_message: str = ""
+    reasoning_control: bool = False
 
 
 class FinishReason(StrEnum):

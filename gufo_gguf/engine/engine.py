@@ -1,0 +1,298 @@
+"""The engine: one model, its cache, and the thread that owns both.
+
+    with Engine.load("model.gguf") as engine:
+        stream = engine.submit(GenerateRequest(tokens))
+        for event in stream: ...
+
+All public methods are thread-safe: they talk to the owner thread.  Nothing here decides what to
+cache or what to run next; that is ``cache/`` and ``scheduler``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from gufo_gguf.backend import native
+from gufo_gguf.backend.base import Logits
+from gufo_gguf.backend.chat import ChatFormat
+from gufo_gguf.backend.detok import Detokenizer
+from gufo_gguf.backend.llama import LlamaBackend, LlamaOptions
+from gufo_gguf.backend.sampling import Sampler, top_logprobs
+from gufo_gguf.backend.vocab import Vocab
+from gufo_gguf.cache.events import EventLog, encode
+from gufo_gguf.cache.manager import CacheManager
+from gufo_gguf.cache.types import CacheLimits, PromptView, StateShape
+from gufo_gguf.core.errors import ConfigError, ContextLengthExceeded, GufoError, Overloaded, RequestError
+from gufo_gguf.engine.bridge import Owner
+from gufo_gguf.engine.budget import automatic_ram_bytes
+from gufo_gguf.engine.executor import Executor
+from gufo_gguf.engine.job import Job, Phase
+from gufo_gguf.engine.pool import BufferPool
+from gufo_gguf.engine.scheduler import Scheduler
+from gufo_gguf.engine.stream import Stream
+from gufo_gguf.engine.types import GenerateRequest, TokenLogprob
+
+log = logging.getLogger("gufo.engine")
+
+_SPILL_ROWS = 256
+_PREPARE_STEP = 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Settings of an engine; the CLI's flags have the same names."""
+
+    llama: LlamaOptions = field(default_factory=LlamaOptions)
+    cache: bool = True
+    """False: nothing is read from or left in a cache; live slots are not continued either."""
+    cache_ram_bytes: int | None = None
+    """Budget of the RAM tier; None = half of the free RAM, at most 32 GiB; 0 = no RAM tier."""
+    cache_log: Path | None = None
+    """Decision log, JSON lines, appended."""
+    prefill_chunk: int = 512
+    max_queue: int = 64
+    alias: str | None = None
+    chunk_rows: int = 256
+
+
+class _RequestSampler:
+    """A native sampler bound to the context it draws from."""
+
+    def __init__(self, backend: LlamaBackend, vocab: Vocab, request: GenerateRequest) -> None:
+        self._backend = backend
+        self._vocab = vocab
+        self._lib = native.library()
+        self._sampler = Sampler(self._lib, backend.model_ptr, request.sampling)
+        self._sampler.accept_prompt(request.tokens)
+        self.preserved = self._sampler.preserved_tokens
+
+    def sample(self, slot: int) -> int:
+        return self._sampler.sample(self._backend.ctx_ptr, self._backend.output_index(slot))
+
+    def sample_logits(self, logits: Logits) -> int:
+        return self._sampler.sample_logits(logits)
+
+    def accept(self, token: int) -> None:
+        self._sampler.accept(token)
+
+    def logprobs(self, logits: Logits, token: int, n_top: int) -> TokenLogprob:
+        own, top = top_logprobs(self._lib, logits, token, n_top)
+        piece = self._vocab.piece
+        return TokenLogprob(token, own, piece(token), tuple((t, p, piece(t)) for t, p in top))
+
+
+class Engine:
+    """See the module's docstring.  Made by ``Engine.load``."""
+
+    def __init__(self, backend: LlamaBackend, options: EngineOptions) -> None:
+        self.options = options
+        self.info = backend.info
+        self.model_id = options.alias or backend.path.stem
+        self.vocab = backend.vocab()
+        self.chat = ChatFormat(native.library(), backend.model_ptr, options.llama.chat_template)
+        self._backend = backend
+        self._ids = itertools.count(1)
+        self._log_file: IO[str] | None = None
+        inventory = backend.info.inventory
+        enabled = options.cache and inventory is not None
+        if options.cache and inventory is None:
+            log.warning("%s is served without a cache: %s", self.model_id, backend.info.uncacheable)
+        ram = automatic_ram_bytes(backend.info.model_bytes) if options.cache_ram_bytes is None else options.cache_ram_bytes
+        self.ram_bytes = ram if enabled else 0
+        shape = StateShape(
+            row_bytes=inventory.row_bytes if inventory else 0,
+            private_bytes=inventory.private_bytes if inventory else 0,
+            logits_bytes=4 * backend.info.n_vocab,
+            chunk_rows=options.chunk_rows,
+        )
+        limits = CacheLimits(ram_bytes=self.ram_bytes, chunk_rows=options.chunk_rows)
+        self._events = EventLog(sinks=self._sinks(options.cache_log))
+        self._manager = CacheManager(
+            shape, limits, backend.info.n_slots, backend.info.n_ctx, self._events, enabled=enabled, ram=self.ram_bytes > 0
+        )
+        self._pool = BufferPool(backend.alloc, max(self.ram_bytes, 1 << 20) * 9 // 8)
+        self._executor = Executor(backend, self._manager, self._pool)
+        self._scheduler = Scheduler(
+            backend,
+            self._manager,
+            self._executor,
+            lambda request: _RequestSampler(backend, self.vocab, request),
+            self._text_for,
+            self.vocab.is_eog,
+            prefill_chunk=options.prefill_chunk,
+        )
+        self._shape = shape
+        self._jobs: dict[str, Job] = {}
+        self._closed = False
+        self._owner = Owner(self._scheduler.step, self._idle_step, self._scheduler.fail_all)
+        self._owner.start()
+
+    @classmethod
+    def load(
+        cls, path: str | Path, options: EngineOptions = EngineOptions(), progress: Callable[[float], None] | None = None
+    ) -> Engine:
+        """Load a GGUF model and start serving it.
+
+        Raises ModelError or ConfigError, each naming what is wrong and the remedy.
+        """
+        backend = LlamaBackend(path, options.llama, progress)
+        try:
+            return cls(backend, options)
+        except BaseException:
+            backend.close()
+            raise
+
+    # -- requests --------------------------------------------------------------------------------
+    def submit(self, request: GenerateRequest) -> Stream:
+        """Queue a request.  Raises RequestError, ContextLengthExceeded or Overloaded at once."""
+        n_prompt = len(request.tokens)
+        if self._closed:
+            raise Overloaded("the server is shutting down")
+        if n_prompt == 0:
+            raise RequestError("the prompt is empty: at least one token is needed", param="prompt")
+        if n_prompt >= self.info.n_ctx:
+            raise ContextLengthExceeded(n_prompt, self.info.n_ctx)
+        bad = (request.tokens < 0) | (request.tokens >= self.info.n_vocab)
+        if bad.any():
+            raise RequestError(
+                f"token id {int(request.tokens[bad][0])} is outside the vocabulary of {self.info.n_vocab}", param="prompt"
+            )
+        if len(self._scheduler.waiting) >= self.options.max_queue:
+            raise Overloaded(f"{self.options.max_queue} requests are waiting already (--max-queue)")
+        request_id = request.request_id or f"gufo-{next(self._ids)}"
+        scope = f"{self.info.identity}/{request.scope}" if request.scope else self.info.identity
+        use = request.cache_prompt and self.options.cache
+        prompt = PromptView(scope, request.tokens, request.stable, request.inputs, read=use, write=use)
+        job: Job
+
+        def cancel() -> None:
+            job.cancelled = True
+            self._owner.wake()
+
+        stream = Stream(request_id, cancel)
+
+        def emit(event: Any) -> None:
+            if job.phase is Phase.DONE:
+                self._jobs.pop(request_id, None)
+            stream.put(event)
+
+        job = Job(request, prompt, emit)
+        self._jobs[request_id] = job
+        self._owner.post(lambda: self._scheduler.add(job))
+        return stream
+
+    def cancel(self, request_id: str) -> bool:
+        """Cancel by id; False when no such request is under way."""
+        job = self._jobs.get(request_id)
+        if job is None:
+            return False
+        job.cancelled = True
+        self._owner.wake()
+        return True
+
+    # -- what is going on ------------------------------------------------------------------------
+    def cache_status(self) -> dict[str, Any]:
+        """Budgets, checkpoints, chunks and tiers; sizes in bytes, boundaries in tokens."""
+        return self._owner.ask(self._cache_status).result()
+
+    def cache_events(self, since: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+        """Decisions with a sequence number above ``since``, oldest first, at most ``limit``."""
+        import json
+
+        return self._owner.ask(lambda: [json.loads(encode(e)) for e in self._events.since(since)[:limit]]).result()
+
+    def slots(self) -> list[dict[str, Any]]:
+        """One entry per slot: what lies there and whether a request runs in it."""
+        return self._owner.ask(self._slots).result()
+
+    def counters(self) -> dict[str, float]:
+        """Monotonic counters (names end in _total) since the start."""
+        return dict(self._scheduler.counters)
+
+    def check(self) -> list[str]:
+        """Recount every reference and byte of the cache; an empty list is the only good answer."""
+        return self._owner.ask(self._manager.check).result()
+
+    def close(self, drain_s: float = 5.0) -> None:
+        """Stop the owner thread and free the model; idempotent.  Running requests end with an error."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._owner.stop(drain_s):
+            log.error("the owner thread did not stop within %.0f s; the model is left to the process's end", drain_s)
+            return
+        self._scheduler.fail_all(GufoError("the engine was closed"))
+        self._backend.close()
+        if self._log_file is not None:
+            self._log_file.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- owner thread ----------------------------------------------------------------------------
+    def _idle_step(self) -> bool:
+        if self._executor.spill(_SPILL_ROWS):
+            return True
+        shape = self._shape
+        if self.ram_bytes == 0:
+            return False
+        spare = {shape.private_bytes: 2, shape.chunk_bytes: 4}
+        return self._pool.prepare({n: k for n, k in spare.items() if n > 0}, _PREPARE_STEP) > 0
+
+    def _cache_status(self) -> dict[str, Any]:
+        from dataclasses import asdict
+
+        return {
+            "enabled": self._manager.enabled,
+            "uncacheable": self.info.uncacheable,
+            "memory": self.info.memory,
+            "row_bytes": self._shape.row_bytes,
+            "private_bytes": self._shape.private_bytes,
+            "chunk_rows": self._shape.chunk_rows,
+            "ram": asdict(self._manager.stats()),
+            "pool": {"held_bytes": self._pool.held_bytes, "peak_bytes": self._pool.peak_bytes},
+            "checkpoints": [asdict(row) for row in self._manager.checkpoints()],
+        }
+
+    def _slots(self) -> list[dict[str, Any]]:
+        busy = {job.slot: job for job in self._scheduler.active if job.lease is not None}
+        out = []
+        for slot in range(self.info.n_slots):
+            job = busy.get(slot)
+            out.append(
+                {
+                    "id": slot,
+                    "n_ctx": self.info.n_ctx,
+                    "is_processing": job is not None,
+                    "n_tokens": job.position if job else self._backend.position(slot),
+                    "phase": str(job.phase) if job else "idle",
+                    "n_prompt_tokens": job.n_prompt if job else 0,
+                    "n_decoded": len(job.generated) if job else 0,
+                }
+            )
+        return out
+
+    # -- parts -----------------------------------------------------------------------------------
+    def _text_for(self, request: GenerateRequest) -> Detokenizer:
+        preserved = frozenset(
+            t for text in request.sampling.preserved_tokens for t in self.vocab.tokenize(text, add_special=False, parse_special=True)
+        )
+        vocab = self.vocab
+        return Detokenizer(lambda t: vocab.piece(t) if t in preserved else vocab.text_piece(t), request.stop)
+
+    def _sinks(self, path: Path | None) -> tuple[Callable[[Any], None], ...]:
+        if path is None:
+            return ()
+        try:
+            file = self._log_file = path.open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise ConfigError(f"--cache-log {path}: {error.strerror}; choose a writable file") from error
+        return (lambda event: file.write(encode(event) + "\n"),)  # type: ignore[func-returns-value]

@@ -1,0 +1,142 @@
+"""Carries the cache's plans out against a backend and tells the manager how it went.
+
+Every failure ends in a state that is true: a slot that could not be restored is empty, a capture
+that could not be copied leaves no checkpoint.  Nothing here decides what to keep.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from gufo_gguf.backend.base import Backend, Bytes
+from gufo_gguf.cache.manager import CacheManager
+from gufo_gguf.cache.types import (
+    Admission,
+    CapturePoint,
+    CaptureRefused,
+    FromBuffer,
+    FromSlot,
+    Lease,
+    Piece,
+    RequestReport,
+    RestorePlan,
+    RowCopy,
+    Tokens,
+)
+from gufo_gguf.core.errors import BackendError
+from gufo_gguf.engine.pool import BufferPool
+
+log = logging.getLogger("gufo.cache")
+
+
+class Executor:
+    """Owner thread only.  ``clock`` gives seconds, monotonic; it only feeds reports."""
+
+    def __init__(self, backend: Backend, manager: CacheManager, pool: BufferPool, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._backend = backend
+        self._manager = manager
+        self._pool = pool
+        self._clock = clock
+        self._staging: Bytes | None = None
+
+    # -- before a request runs -------------------------------------------------------------------
+    def admit(self, admission: Admission, tokens: Tokens, report: RequestReport) -> int:
+        """Preserve, truncate and restore as planned; returns the tokens now in place.
+
+        0 when the plan failed: the slot is empty then and the request goes cold.
+        """
+        started = self._clock()
+        try:
+            self.preserve(admission.preserve)
+            if admission.restore is not None:
+                self._restore(admission.lease, admission.restore, tokens)
+            elif admission.truncate_to is not None:
+                self._backend.truncate(admission.lease.slot, admission.truncate_to)
+        except (BackendError, ValueError) as error:
+            log.warning("restore into slot %d failed, going cold: %s", admission.lease.slot, error)
+            self._backend.abort_restore(admission.lease.slot)
+            self._manager.abandon(admission, str(error))
+            self._collect()
+            return 0
+        self._manager.ready(admission)
+        self._collect()
+        if admission.restore is not None:
+            report.restored_tokens = admission.restore.n_tokens
+            report.restore_ms = 1e3 * (self._clock() - started)
+        report.reuse_source = admission.source
+        return admission.n_reused
+
+    def _restore(self, lease: Lease, plan: RestorePlan, tokens: Tokens) -> None:
+        backend, slot = self._backend, lease.slot
+        rows = backend.info.inventory
+        assert rows is not None
+        backend.begin_restore(slot, tokens[: plan.n_tokens], plan.keep_rows)
+        for piece in plan.pieces:
+            buffer, buffer_rows = self._piece(piece, rows.row_bytes)
+            backend.load_rows(slot, piece.first_row, piece.n_rows, buffer, buffer_rows)
+        if plan.private is not None:
+            backend.load_private(slot, self._buffer(plan.private))
+        backend.finish_restore(slot)
+
+    def _piece(self, piece: Piece, row_bytes: int) -> tuple[Bytes, int]:
+        source = piece.source
+        if isinstance(source, FromBuffer):
+            return self._buffer(source.buffer), source.buffer_rows
+        if isinstance(source, FromSlot):
+            n_bytes = piece.n_rows * row_bytes
+            if self._staging is None or self._staging.nbytes < n_bytes:
+                self._staging = self._backend.alloc(n_bytes)
+            self._backend.rows_out(source.slot, piece.first_row, piece.n_rows, self._staging[:n_bytes])
+            return self._staging[:n_bytes], piece.n_rows
+        raise BackendError(f"no reader for rows that lie in {type(source).__name__}")
+
+    def preserve(self, copies: tuple[RowCopy, ...]) -> None:
+        """Copy borrowed rows into their backing memory; each copy is told to the manager at once."""
+        for copy in copies:
+            self._backend.rows_out(copy.slot, copy.first_row, copy.n_rows, self._buffer(copy.dst))
+            self._manager.preserve_done((copy,))
+
+    # -- captures --------------------------------------------------------------------------------
+    def capture(self, lease: Lease, point: CapturePoint, report: RequestReport) -> None:
+        """Leave a checkpoint at the slot's position, if the cache has room for it."""
+        started = self._clock()
+        ticket = self._manager.reserve_capture(lease, point)
+        if ticket is not None and not isinstance(ticket, CaptureRefused):
+            try:
+                backend, slot = self._backend, lease.slot
+                if ticket.tail is not None:
+                    backend.rows_out(slot, ticket.tail_first, point.boundary - ticket.tail_first, self._buffer(ticket.tail))
+                if ticket.private is not None:
+                    backend.private_out(slot, self._buffer(ticket.private))
+                if ticket.logits is not None:
+                    self._buffer(ticket.logits)[:] = backend.logits(slot).view(np.uint8)
+            except (BackendError, ValueError, MemoryError) as error:
+                log.warning("capture at %d failed: %s", point.boundary, error)
+                self._manager.abandon_capture(ticket, str(error))
+            else:
+                self._manager.commit_capture(ticket)
+                report.captured.append((point.boundary, str(point.origin)))
+        self._collect()
+        report.capture_ms += 1e3 * (self._clock() - started)
+
+    def logits_of(self, plan: RestorePlan) -> np.ndarray | None:
+        """Stored next-token logits of a restored checkpoint, a copy; None when it has none."""
+        return None if plan.logits is None else self._buffer(plan.logits).view(np.float32).copy()
+
+    # -- while nothing runs ----------------------------------------------------------------------
+    def spill(self, max_rows: int) -> bool:
+        """Preserve a piece of what idle slots lend; False when there is nothing left to do."""
+        copies = self._manager.plan_spill(max_rows)
+        self.preserve(copies)
+        self._collect()
+        return bool(copies)
+
+    def _buffer(self, buffer: int) -> Bytes:
+        return self._pool.get(buffer, self._manager.buffer_bytes(buffer))  # type: ignore[arg-type]
+
+    def _collect(self) -> None:
+        self._pool.free(self._manager.take_freed())
