@@ -76,6 +76,8 @@ class Geometry:
             raise ConfigError(f"{self.n_layer} layers: layer {self.ple_layer} must exist and be a linear one; use more")
         if self.n_embd % self.ple_heads:
             raise ConfigError(f"n_embd is {self.n_embd}, it must be a multiple of {self.ple_heads} (the PLE heads)")
+        if self.n_vocab < N_TOKENS:
+            raise ConfigError(f"n_vocab is {self.n_vocab}, the tokenizer alone has {N_TOKENS} tokens")
         if not 0 < self.n_expert_used <= self.n_expert:
             raise ConfigError(f"{self.n_expert} experts, but a token uses {self.n_expert_used}")
 

@@ -82,10 +82,11 @@ def write(recipe: Recipe, path: Path, seed: int, ftype: FileType, progress: Prog
 
 
 def _write_tensors(writer: GGUFWriter, recipe: Recipe, seed: int, ftype: FileType, progress: Progress | None) -> None:
-    n_total = sum(stored_bytes(tensor, ftype) for tensor in recipe.tensors)
-    n_done = 0
+    sizes = [stored_bytes(tensor, ftype) for tensor in recipe.tensors]
+    n_total, n_done = sum(sizes), 0
+    buffer = np.empty(max(sizes), np.uint8)
     for tensor in recipe.tensors:
-        data = draw(tensor, seed, ftype)
+        data = draw(tensor, seed, ftype, buffer)
         writer.write_tensor_data(data)
         n_done += data.nbytes
         if progress is not None:

@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, dequantize
+from typer.testing import CliRunner
 
+from gufo_gguf.cli.model import model_app
 from gufo_gguf.core.errors import ConfigError
 from gufo_gguf.models import qwen4exp
 from gufo_gguf.models.recipe import Recipe, write
+from gufo_gguf.models.shape import shape_geometry, state_size, write_shape
 from gufo_gguf.models.tensors import FileType, Tensor, draw, matrix, stored_bytes, stored_type, vector
 from gufo_gguf.models.tiny import TINY_ARCHS, tiny_recipe, write_tiny
 from gufo_gguf.models.tokenizer import N_TOKENS, byte_alphabet, vocabulary
@@ -24,7 +27,7 @@ def _digest(path: Path) -> str:
 
 @pytest.mark.parametrize("ftype", ["f16", "q8_0"])
 def test_same_arguments_give_the_same_bytes_and_another_seed_others(tmp_path: Path, ftype: str) -> None:
-    digests = []
+    digests: list[str] = []
     for seed in (7, 7, 8):
         path = tmp_path / f"{len(digests)}.gguf"
         write_tiny("qwen4exp", path, seed=seed, ftype=ftype)
@@ -35,7 +38,7 @@ def test_same_arguments_give_the_same_bytes_and_another_seed_others(tmp_path: Pa
 
 def test_a_tensor_does_not_depend_on_the_tensors_around_it(tmp_path: Path) -> None:
     one, two = matrix("one", 64, 8), matrix("two", 64, 8)
-    contents = []
+    contents: list[dict[str, bytes]] = []
     for tensors in ((one, two), (two, one), (two,)):
         path = tmp_path / f"{len(contents)}.gguf"
         write(Recipe("llama", "order", {}, tensors), path, 3, FileType.F16)
@@ -45,9 +48,9 @@ def test_a_tensor_does_not_depend_on_the_tensors_around_it(tmp_path: Path) -> No
 
 
 def test_first_drawn_bytes_are_those_of_every_numpy_release() -> None:
-    # PCG64 with SeedSequence([0, crc32(name)]): if this changes, every cached model changes with it
+    # SFC64 with SeedSequence([0, crc32(name)]): if this changes, every cached model changes with it
     drawn = draw(vector("pinned", 4, low=-1.0, high=1.0), 0, FileType.F16).view(np.float32)
-    assert drawn.tolist() == pytest.approx([0.1858795, 0.3621354, 0.1301139, -0.2463559], abs=1e-6)
+    assert drawn.tolist() == pytest.approx([0.3252137, 0.7113044, 0.2786342, 0.5073081], abs=1e-6)
 
 
 @pytest.mark.parametrize("arch", TINY_ARCHS)
@@ -137,3 +140,39 @@ def test_impossible_geometries_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=complaint):
             qwen4exp.recipe(dataclasses.replace(tiny, **change), "x")
+
+
+def test_flash_next_has_the_real_state_and_row_sizes() -> None:
+    # measured on the real geometry: 27,648 bytes a token, about 118 MB of private state
+    state = state_size(shape_geometry("flash-next", 16))
+    assert state.row_bytes == 27_648
+    assert 117.5e6 < state.private_bytes < 118.5e6
+    geometry = shape_geometry("flash-next", 4)
+    assert (geometry.n_expert, geometry.n_expert_used) == (4, 4)
+
+
+def test_shape_refuses_what_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'big'.*flash-next"):
+        shape_geometry("big", 4)
+    with pytest.raises(ConfigError, match="n_vocab is 100"):
+        shape_geometry("flash-next", 4, n_vocab=100)
+    huge = shape_geometry("flash-next", 1_000_000)
+    with pytest.raises(ConfigError, match=r"takes .* GB free; use fewer experts"):
+        write_shape("flash-next", huge, tmp_path / "x.gguf")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_command_line_writes_and_reports(tmp_path: Path) -> None:
+    runner = CliRunner()
+    out = tmp_path / "tiny.gguf"
+    result = runner.invoke(model_app, ["tiny", "mamba2", str(out), "--seed", "5", "--type", "q8_0"])
+    assert result.exit_code == 0 and f"{out.stat().st_size / 1e6:.1f} MB" in result.output
+    write_tiny("mamba2", tmp_path / "same.gguf", seed=5, ftype="q8_0")
+    assert _digest(out) == _digest(tmp_path / "same.gguf")
+
+    shaped = tmp_path / "shape.gguf"
+    small = ["--experts", "2", "--layers", "4", "--n-embd", "128", "--n-vocab", "768"]
+    result = runner.invoke(model_app, ["shape", "flash-next", *small, "--type", "q8_0", str(shaped)])
+    assert result.exit_code == 0, result.output
+    assert "2,304 bytes of rows a token" in result.output
+    assert {t.tensor_type for t in GGUFReader(shaped).tensors} >= {GGMLQuantizationType.Q8_0}

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from gufo_gguf.models.shape import shape_geometry, state_size, write_shape
 from gufo_gguf.models.tiny import TINY_ARCHS
 from gufo_gguf.models.tokenizer import TURN_END, vocabulary
 
@@ -180,3 +181,15 @@ def test_foreign_private_state_changes_the_logits(arch: str, tiny_model: Callabl
         assert low.llama_state_seq_set_data_ext(context, state, size, 0, PARTIAL_ONLY) == size
         mixed = loaded.decode(0, [10], PROMPT)
         assert float((right - mixed).std()) > 0.2 * float(right.std())
+
+
+def test_flash_next_shape_loads_with_the_state_it_promises(tmp_path: Path) -> None:
+    geometry = shape_geometry("flash-next", 2, n_layer=4, n_embd=512, n_vocab=1024)
+    path = tmp_path / "shape.gguf"
+    write_shape("flash-next", geometry, path)
+    for loaded in _load(path):
+        first = loaded.decode(0, _prompt(5), 0)
+        assert np.isfinite(first).all() and first.std() > 0.3
+        n_partial = loaded.low.llama_state_seq_get_size_ext(loaded.context, 0, PARTIAL_ONLY)
+        # llama.cpp adds a few bytes of headers per tensor
+        assert 0 <= n_partial - state_size(geometry).private_bytes < 2048
