@@ -81,7 +81,7 @@ def run_logged(
     progress = Progress(label)
     tail: list[str] = []
     try:
-        with log.open("a", encoding="utf-8") as sink:
+        with log.open("a", encoding="utf-8", buffering=1) as sink:
             sink.write(f"$ {' '.join(command)}\n")
             sink.flush()
             child = subprocess.Popen(
