@@ -251,7 +251,7 @@ class Engine:
         from dataclasses import asdict
 
         return {
-            "enabled": self._manager.enabled,
+            "enabled": self._manager.off is None,
             "uncacheable": self.info.uncacheable,
             "memory": self.info.memory,
             "row_bytes": self._shape.row_bytes,

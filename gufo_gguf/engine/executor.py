@@ -27,7 +27,7 @@ from gufo_gguf.cache.types import (
     RowCopy,
     Tokens,
 )
-from gufo_gguf.core.errors import BackendError
+from gufo_gguf.core.errors import BackendError, StateRejected
 from gufo_gguf.engine.pool import BufferPool
 
 log = logging.getLogger("gufo.cache")
@@ -56,19 +56,23 @@ class Executor:
                 self._restore(admission.lease, admission.restore, tokens)
             elif admission.truncate_to is not None:
                 self._backend.truncate(admission.lease.slot, admission.truncate_to)
-        except (BackendError, ValueError) as error:
-            log.warning("restore into slot %d failed, going cold: %s", admission.lease.slot, error)
-            self._backend.abort_restore(admission.lease.slot)
-            self._manager.abandon(admission, str(error))
-            self._collect()
-            return 0
-        self._manager.ready(admission)
+        except (BackendError, ValueError, MemoryError) as error:
+            log.warning("restore into slot %d failed: %s", admission.lease.slot, error)
+            self._manager.abandon(admission, str(error), quarantine=isinstance(error, StateRejected))
+            return self._start_empty(admission)
+        if not self._manager.ready(admission):
+            return self._start_empty(admission)
         self._collect()
         if admission.restore is not None:
             report.restored_tokens = admission.restore.n_tokens
             report.restore_ms = 1e3 * (self._clock() - started)
         report.reuse_source = admission.source
         return admission.n_reused
+
+    def _start_empty(self, admission: Admission) -> int:
+        self._backend.abort_restore(admission.lease.slot)
+        self._collect()
+        return 0
 
     def _restore(self, lease: Lease, plan: RestorePlan, tokens: Tokens) -> None:
         backend, slot = self._backend, lease.slot
@@ -118,8 +122,8 @@ class Executor:
                 log.warning("capture at %d failed: %s", point.boundary, error)
                 self._manager.abandon_capture(ticket, str(error))
             else:
-                self._manager.commit_capture(ticket)
-                report.captured.append((point.boundary, str(point.origin)))
+                if self._manager.commit_capture(ticket):
+                    report.captured.append((point.boundary, str(point.origin)))
         self._collect()
         report.capture_ms += 1e3 * (self._clock() - started)
 

@@ -77,6 +77,11 @@ class Job:
     report: RequestReport = field(default_factory=RequestReport)
     held: list[tuple[int, TokenLogprob | None]] = field(default_factory=list)
     """Tokens whose text is still held back."""
+    leader: Job | None = None
+    """Computes a prefix this job waits for, up to ``shared_boundary``."""
+    shared_boundary: int = 0
+    led: bool = False
+    """Has waited once: it does not wait for another leader."""
     submitted_s: float = 0.0
     started_s: float = 0.0
     first_token_s: float = 0.0

@@ -28,7 +28,7 @@ import numpy as np
 
 from gufo_gguf.backend.base import Backend, Span
 from gufo_gguf.cache.manager import CacheManager
-from gufo_gguf.cache.types import PromptView, ReuseSource
+from gufo_gguf.cache.types import CapturePoint, Origin, PromptView, ReuseSource, Tier, Tokens
 from gufo_gguf.core.errors import BackendError, ContextFull, GufoError
 from gufo_gguf.engine.executor import Executor
 from gufo_gguf.engine.job import Job, Phase, TextSink, TokenSampler, finished
@@ -40,6 +40,13 @@ MakeSampler = Callable[[GenerateRequest], TokenSampler]
 MakeText = Callable[[GenerateRequest], TextSink]
 
 _RESTORE_TRIES = 3
+
+
+def common_prefix(a: Tokens, b: Tokens) -> int:
+    """Length of the longest common prefix of two token arrays."""
+    n = min(len(a), len(b))
+    different = np.flatnonzero(a[:n] != b[:n])
+    return int(different[0]) if len(different) else n
 
 
 class Scheduler:
@@ -55,6 +62,7 @@ class Scheduler:
         is_eog: Callable[[int], bool],
         *,
         prefill_chunk: int = 512,
+        shared_prefix_min: int = 512,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._backend = backend
@@ -64,6 +72,7 @@ class Scheduler:
         self._make_text = make_text
         self._is_eog = is_eog
         self._clock = clock
+        self._shared_prefix_min = shared_prefix_min
         n_ubatch = backend.info.n_ubatch
         # whole micro-batches, so that a piece never ends inside one
         self._chunk = max(n_ubatch, min(prefill_chunk, backend.info.n_batch) // n_ubatch * n_ubatch)
@@ -126,16 +135,62 @@ class Scheduler:
         self.active = [j for j in self.active if j.phase is not Phase.DONE]
 
     def _admit_waiting(self) -> None:
-        while self.waiting and len(self.active) < self._backend.info.n_slots:
-            job = self.waiting[0]
+        for job in list(self.waiting):
+            if len(self.active) >= self._backend.info.n_slots:
+                return
+            if self._follows(job):
+                continue  # those behind it may go ahead: it waits for work, not for a slot
             try:
                 if not self._admit(job):
                     return
             except GufoError as error:
-                self.waiting.popleft()
                 self._finish(job, FinishReason.ERROR, error)
+            self.waiting.remove(job)
+
+    def _follows(self, job: Job) -> bool:
+        """Is another request computing a long prefix that this one can restore soon?
+
+            job      [ restorable )[    shared, being computed    )[ own )
+            leader   [    ... position                    boundary )[ own )
+
+        The leader captures at the boundary; until it has passed it, or is gone, the job waits.
+        """
+        if job.leader is None:
+            found = self._find_leader(job)
+            if found is None:
+                return False
+            job.leader, job.shared_boundary = found
+            self._insert_capture(job.leader, job.shared_boundary)
+            return True
+        if job.leader.phase is Phase.PREFILL and job.leader.position < job.shared_boundary:
+            return True
+        job.report.shared_prefix_wait_ms = 1e3 * (self._clock() - job.submitted_s)
+        return False
+
+    def _find_leader(self, job: Job) -> tuple[Job, int] | None:
+        if job.led or not job.prompt.read or self._manager.off is not None:
+            return None
+        best = self._manager.lookup(job.prompt).best
+        if best is not None and best.tier is Tier.LIVE:
+            return None  # continues its own conversation
+        have = best.n_tokens if best is not None else 0
+        for other in self.active:
+            if other.phase is not Phase.PREFILL or other.prompt.scope != job.prompt.scope or not other.prompt.write:
                 continue
-            self.waiting.popleft()
+            if other.prompt.inputs or job.prompt.inputs:
+                continue  # images: equal placeholder tokens need not be equal input
+            shared = min(common_prefix(job.prompt.tokens, other.prompt.tokens), job.n_prompt - 1)
+            if shared - have >= self._shared_prefix_min and other.position < shared:
+                job.led = True
+                return other, shared
+        return None
+
+    @staticmethod
+    def _insert_capture(leader: Job, boundary: int) -> None:
+        if any(p.boundary == boundary for p in leader.captures):
+            return
+        point = CapturePoint(boundary, Origin.LEARNED, required=True)
+        leader.captures = deque(sorted([*leader.captures, point], key=lambda p: p.boundary))
 
     def _admit(self, job: Job) -> bool:
         """Give the job a slot with its reused state in place; False when no slot is free now."""
