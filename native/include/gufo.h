@@ -114,6 +114,7 @@ GUFO_API void gufo_host_free(gufo_host_memory * memory);
 // offending field and a colon.
 typedef struct gufo_sampler gufo_sampler;
 
+GUFO_API int gufo_last_status(void);  // of this thread's last failure: the code behind a NULL handle
 GUFO_API gufo_sampler * gufo_sampler_new(const void * model, const char * params_json);  // NULL: failed
 GUFO_API void gufo_sampler_free(gufo_sampler * sampler);
 GUFO_API gufo_sampler * gufo_sampler_clone(const gufo_sampler * sampler);  // with the drawing state
@@ -137,7 +138,7 @@ GUFO_API int gufo_sampler_end_reasoning(gufo_sampler * sampler, int * done);  //
 GUFO_API int gufo_sampler_preserved(const gufo_sampler * sampler, int32_t * out, size_t n_max, size_t * n);
 
 // Log-softmax over plain logits: the n_top most likely tokens, best first (ties: lower id first),
-// and the log-probability of `token` (< 0: not asked for).
+// and the log-probability of `token` (< 0: not asked for); logprobs.cpp.
 GUFO_API int gufo_logprobs(const float * logits, int32_t n_vocab, int32_t token, int32_t n_top, int32_t * top_ids,
                            float * top_logprobs, float * token_logprob);
 

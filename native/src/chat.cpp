@@ -128,6 +128,17 @@ json rendered(const common_chat_params & p) {
     return out;
 }
 
+// common_chat_templates_init() logs why a template cannot be parsed and throws without it.
+std::string parse_failure(const llama_model * model, const std::string & source) {
+    const char * of_model = source.empty() && model ? llama_model_chat_template(model, nullptr) : nullptr;
+    try {
+        common_chat_template(of_model ? std::string(of_model) : source, "", "");
+    } catch (const std::exception & e) {
+        return e.what();
+    }
+    return "cannot be parsed";
+}
+
 std::string piece_of(const llama_vocab * vocab, llama_token token) {
     return token == LLAMA_TOKEN_NULL ? "" : common_token_to_piece(vocab, token, true);
 }
@@ -144,10 +155,11 @@ gufo_chat * gufo_chat_new(const void * model, const char * template_override) {
             throw gufo_failure(GUFO_E_INVALID, "model: is null, and there is no template either");
         }
         auto chat = std::make_unique<gufo_chat>();
+        const auto * llama = static_cast<const llama_model *>(model);
         try {
-            chat->templates = common_chat_templates_init(static_cast<const llama_model *>(model), source);
-        } catch (const std::exception & e) {
-            throw gufo_failure(GUFO_E_INVALID, std::string("chat_template: ") + e.what());
+            chat->templates = common_chat_templates_init(llama, source);
+        } catch (const std::exception &) {
+            throw gufo_failure(GUFO_E_INVALID, "chat_template: " + parse_failure(llama, source));
         }
         return chat.release();
     });

@@ -2,8 +2,10 @@
 #include "error.h"
 
 static thread_local std::string last_message;
+static thread_local int last_status = GUFO_OK;
 
 int gufo_set_error(int code, const std::string & msg) {
+    last_status = code;
     if (code == GUFO_OK) {
         last_message.clear();
     } else {
@@ -14,4 +16,8 @@ int gufo_set_error(int code, const std::string & msg) {
 
 extern "C" const char * gufo_last_error(void) {
     return last_message.c_str();
+}
+
+extern "C" int gufo_last_status(void) {
+    return last_status;
 }

@@ -292,6 +292,7 @@ int gufo_sampler_reset(gufo_sampler * s) {
         common_sampler_reset(s->base.get());
         s->grammar = copy_of(s->grammar_fresh);
         s->budget = copy_of(s->budget_fresh);
+        s->view = { nullptr, 0, -1, false };
         return int(GUFO_OK);
     });
 }
@@ -387,54 +388,6 @@ int gufo_sampler_preserved(const gufo_sampler * s, int32_t * out, size_t n_max, 
             if (i < n_max) {
                 out[i++] = token;
             }
-        }
-        return int(GUFO_OK);
-    });
-}
-
-int gufo_logprobs(const float * logits, int32_t n_vocab, int32_t token, int32_t n_top, int32_t * top_ids,
-                  float * top_logprobs, float * token_logprob) {
-    return guarded([&] {
-        require(logits, "logits");
-        if (n_vocab <= 0 || token >= n_vocab || n_top < 0 || n_top > n_vocab) {
-            return gufo_set_error(GUFO_E_INVALID, "token and n_top must lie within the vocabulary");
-        }
-        float max = -INFINITY;
-        for (int32_t i = 0; i < n_vocab; i++) {
-            max = std::max(max, logits[i]);
-        }
-        double sum = 0.0;
-        for (int32_t i = 0; i < n_vocab; i++) {
-            sum += std::exp(logits[i] - max);
-        }
-        if (!std::isfinite(sum)) {
-            return gufo_set_error(GUFO_E_BACKEND, "the logits are not numbers");
-        }
-        const double log_sum = max + std::log(sum);
-
-        // A heap whose front is the worst kept candidate: one comparison for nearly every token.
-        const auto better = [&](int32_t a, int32_t b) {
-            return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
-        };
-        std::vector<int32_t> best;
-        best.reserve(n_top);
-        for (int32_t i = 0; i < n_vocab && n_top > 0; i++) {
-            if (static_cast<int32_t>(best.size()) < n_top) {
-                best.push_back(i);
-                std::push_heap(best.begin(), best.end(), better);
-            } else if (better(i, best.front())) {
-                std::pop_heap(best.begin(), best.end(), better);
-                best.back() = i;
-                std::push_heap(best.begin(), best.end(), better);
-            }
-        }
-        std::sort_heap(best.begin(), best.end(), better);
-        for (size_t i = 0; i < best.size(); i++) {
-            top_ids[i] = best[i];
-            top_logprobs[i] = static_cast<float>(logits[best[i]] - log_sum);
-        }
-        if (token_logprob) {
-            *token_logprob = token < 0 ? 0.0f : static_cast<float>(logits[token] - log_sum);
         }
         return int(GUFO_OK);
     });

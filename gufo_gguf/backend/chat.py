@@ -1,0 +1,337 @@
+"""Chat templates: messages in, prompt and output format out; model output in, message out.
+
+Templates, tool-call formats and grammars are llama.cpp's ``common_chat_*`` (``native/src/chat.cpp``):
+what llama-server's users rely on, and no second parser in Python.  This file only brings requests
+into the shape that the native side accepts, without changing what a template would print.
+
+Handles may be used from any thread: rendering changes nothing in them.  A MessageParser belongs to
+one request.
+"""
+
+from __future__ import annotations
+
+import ctypes as ct
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gufo_gguf.backend import cabi
+from gufo_gguf.backend.stable import StableSearch, Tokenize
+from gufo_gguf.cache.types import Tokens
+from gufo_gguf.core.errors import RequestError
+from gufo_gguf.engine.types import SamplingParams
+
+Message = Mapping[str, Any]
+"""One message in OpenAI's form, ``reasoning_content`` included."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatInput:
+    """Everything a prompt is rendered from, with OpenAI's and llama-server's names."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] = ()
+    """Tools of other types than "function" are skipped."""
+    tool_choice: str | Mapping[str, Any] = "auto"
+    """auto | none | required | {"type": "function", "function": {"name": ...}}."""
+    parallel_tool_calls: bool | None = None
+    """None = whether the template supports it."""
+    json_schema: Mapping[str, Any] | None = None
+    """What the answer must match; {} = any JSON object."""
+    grammar: str = ""
+    reasoning_format: str = "auto"
+    """auto | deepseek: reasoning apart from content; none: left in the content."""
+    enable_thinking: bool = True
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    continue_final: bool | str = False
+    """The last message is an assistant's, to be continued: True, "content" or "reasoning_content"."""
+    now: int | None = None
+    """Unix seconds that templates take for the present; pinned per conversation, or midnight would
+    change the first tokens of every prompt.  None = the real clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt and how its answer is written and read."""
+
+    prompt: str
+    generation_prompt: str
+    """The assistant opening at the end of the prompt."""
+    format: int
+    format_name: str
+    parser: str
+    """The answer's parser, serialised; for MessageParser."""
+    grammar: str
+    grammar_lazy: bool
+    grammar_triggers: list[dict[str, Any]]
+    preserved_tokens: list[str]
+    additional_stops: list[str]
+    supports_thinking: bool
+    thinking_start_tag: str
+    thinking_end_tags: list[str]
+    message_delimiters: list[dict[str, str]]
+    is_continuation: bool
+
+    def sampling(self, params: SamplingParams) -> SamplingParams:
+        """``params`` with what this format asks for; a grammar of the request itself stays."""
+        with_grammar = (
+            {"grammar": self.grammar, "grammar_type": "tool_calls", "grammar_lazy": self.grammar_lazy}
+            if self.grammar
+            else {}
+        )
+        return replace(
+            params,
+            **with_grammar,
+            grammar_triggers=self.grammar_triggers,
+            preserved_tokens=[*params.preserved_tokens, *self.preserved_tokens],
+            generation_prompt=self.generation_prompt,
+            reasoning_budget_start_tag=self.thinking_start_tag,
+            reasoning_budget_end_tags=self.thinking_end_tags,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateInfo:
+    source: str
+    tool_use_source: str
+    """A second template for requests with tools, "" if the model has none."""
+    explicit: bool
+    """False: neither model nor user gave a template; ChatML is assumed."""
+    caps: dict[str, bool]
+    supports_thinking: bool
+    bos_token: str
+    eos_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    id: str
+    name: str
+    arguments: str
+    """JSON, or its beginning while it streams."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    content: str
+    reasoning_content: str
+    tool_calls: tuple[ToolCall, ...]
+    unparsed: bool
+    """The text was not in the template's output format, so (some of) it came back as content."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageDelta:
+    """One of the three; a tool call's first delta carries id and name, later ones arguments only."""
+
+    content: str = ""
+    reasoning_content: str = ""
+    tool_index: int | None = None
+    tool_id: str = ""
+    tool_name: str = ""
+    arguments: str = ""
+
+
+def _arguments(value: object, *, must_parse: bool) -> str:
+    """A past call's arguments as the native side takes them.
+
+    Templates that print arguments as objects refuse text that is no JSON; a model's broken call
+    would make its whole conversation unservable, so it is shown as an object that holds the text.
+    """
+    if not isinstance(value, str):
+        return json.dumps(value if value is not None else {}, ensure_ascii=False)
+    if not value.strip():
+        return "{}"
+    if must_parse:
+        try:
+            json.loads(value)
+        except ValueError:
+            return json.dumps({"arguments": value}, ensure_ascii=False)
+    return value
+
+
+def _native_message(message: Message, *, object_arguments: bool) -> dict[str, Any]:
+    """Without the fields that clients send as null or empty, and with the ones they leave out."""
+    out = {name: value for name, value in message.items() if value is not None}
+    calls = out.pop("tool_calls", None)
+    if calls:
+        native_calls = []
+        for call in calls:
+            function = call.get("function")
+            if not isinstance(function, Mapping):
+                raise RequestError("messages: a tool call has no function", param="messages")
+            arguments = _arguments(function.get("arguments"), must_parse=object_arguments)
+            native = {"type": "function", "function": {"name": function.get("name") or "", "arguments": arguments}}
+            if call.get("id"):
+                native["id"] = call["id"]
+            native_calls.append(native)
+        out["tool_calls"] = native_calls
+    if "content" not in out and not calls:
+        out["content"] = ""
+    return out
+
+
+class ChatFormat:
+    """The chat templates of a model, or the one given instead.  ``close()`` is idempotent."""
+
+    def __init__(self, lib: ct.CDLL, model_ptr: int | None, template_override: str | None = None) -> None:
+        """Raises RequestError when the template cannot be parsed."""
+        self._lib = cabi.bind(lib)
+        source = template_override.encode() if template_override else None
+        self._handle: int | None = cabi.made(lib, lib.gufo_chat_new(model_ptr, source))
+        self.info = TemplateInfo(
+            **{
+                "bos_token": "",
+                "eos_token": "",
+                **cabi.call_for_json(lib, lib.gufo_chat_info, self._handle, model_ptr),
+            }
+        )
+
+    def render(self, chat: ChatInput, *, add_generation_prompt: bool = True) -> Rendered:
+        """Prompt and format.  RequestError carries the template's own message when it refuses.
+
+        A named tool_choice constrains the answer to that tool while the prompt still shows all of
+        them: another choice must not change the tokens of the history.
+        """
+        if isinstance(chat.tool_choice, str):
+            return self._render(chat, chat.tool_choice, chat.tools, add_generation_prompt)
+        name = (chat.tool_choice.get("function") or {}).get("name") or chat.tool_choice.get("name")
+        named = [tool for tool in chat.tools if (tool.get("function") or {}).get("name") == name]
+        if not named:
+            raise RequestError(f"tool_choice: there is no tool named {name!r}", param="tool_choice")
+        shown = self._render(chat, "required", chat.tools, add_generation_prompt)
+        return replace(self._render(chat, "required", named, add_generation_prompt), prompt=shown.prompt)
+
+    def _render(
+        self, chat: ChatInput, tool_choice: str, tools: Sequence[Mapping[str, Any]], add_generation_prompt: bool
+    ) -> Rendered:
+        object_arguments = self.info.caps.get("supports_object_arguments", False)
+        parallel = chat.parallel_tool_calls
+        schema = chat.json_schema
+        request = {
+            "messages": [_native_message(m, object_arguments=object_arguments) for m in chat.messages],
+            "tools": [tool for tool in tools if tool.get("type") == "function"] or None,
+            "tool_choice": tool_choice,
+            "parallel_tool_calls": self.info.caps["supports_parallel_tool_calls"] if parallel is None else parallel,
+            "json_schema": {"type": "object"} if schema is not None and not schema else schema,
+            "grammar": chat.grammar,
+            "reasoning_format": chat.reasoning_format,
+            "enable_thinking": chat.enable_thinking,
+            "chat_template_kwargs": dict(chat.template_kwargs),
+            "continue_final_message": chat.continue_final,
+            "add_generation_prompt": add_generation_prompt and not chat.continue_final,
+            "now": chat.now,
+        }
+        try:
+            text = cabi.to_json(request)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError(f"messages: not JSON ({error})", param="messages") from None
+        return Rendered(**cabi.call_for_json(self._lib, self._lib.gufo_chat_render, self._handle, text))
+
+    def stable_boundaries(
+        self, chat: ChatInput, rendered: Rendered, prompt_tokens: Tokens, tokenize: Tokenize
+    ) -> tuple[int, ...]:
+        """Lengths of the prefixes of ``prompt_tokens`` that the next turn is expected to send again.
+
+        ``rendered`` is ``render(chat)`` and ``tokenize`` is what made ``prompt_tokens`` of its prompt.
+        At most two, ascending, each in [1, len(prompt_tokens)]; see stable.py.  Costs one more
+        rendering.
+        """
+        return StableSearch(self.render, tokenize).boundaries(chat, rendered, prompt_tokens)
+
+    def close(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle:
+            self._lib.gufo_chat_free(handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self.close()
+
+
+def new_tool_call_id() -> str:
+    return "call_" + secrets.token_hex(12)
+
+
+class MessageParser:
+    """An answer's text as a message, piece by piece.
+
+    The concatenated deltas are the final message; nothing sent is taken back.  ``feed`` never fails
+    on what a model writes: text out of format comes back as content.
+    """
+
+    def __init__(
+        self, lib: ct.CDLL, rendered: Rendered, *, echo: bool = False, new_id: Callable[[], str] = new_tool_call_id
+    ) -> None:
+        """``echo``: a continued message's beginning is part of the result.  ``new_id`` names tool
+        calls for which the format has no ids."""
+        self._lib = cabi.bind(lib)
+        self._new_id = new_id
+        self._ids: list[str] = []
+        params = {
+            "format": rendered.format,
+            "generation_prompt": rendered.generation_prompt,
+            "parser": rendered.parser,
+            "is_continuation": rendered.is_continuation,
+            "echo": echo,
+            "thinking_end_tags": rendered.thinking_end_tags,
+        }
+        self._handle: int | None = cabi.made(lib, lib.gufo_chat_parser_new(cabi.to_json(params)))
+
+    def _id(self, index: int, given: str) -> str:
+        while len(self._ids) <= index:
+            self._ids.append("")
+        if not self._ids[index]:
+            self._ids[index] = given or self._new_id()
+        return self._ids[index]
+
+    def feed(self, text: str, *, final: bool = False) -> list[MessageDelta]:
+        """Append text (complete UTF-8); ``final`` once, with the last piece."""
+        raw = text.encode("utf-8", "replace")
+        out: list[MessageDelta] = []
+        for delta in cabi.call_for_json(
+            self._lib, self._lib.gufo_chat_parser_feed, self._handle, raw, len(raw), int(final)
+        ):
+            call = delta.get("tool_call")
+            if call is None:
+                out.append(MessageDelta(delta.get("content", ""), delta.get("reasoning_content", "")))
+                continue
+            index = call["index"]
+            tool_id = self._id(index, call["id"]) if call["name"] else ""
+            out.append(
+                MessageDelta(
+                    tool_index=index, tool_id=tool_id, tool_name=call["name"], arguments=call["arguments"]
+                )
+            )
+        return out
+
+    @property
+    def message(self) -> ChatMessage:
+        """The whole so far."""
+        raw = cabi.call_for_json(self._lib, self._lib.gufo_chat_parser_message, self._handle)
+        calls = tuple(
+            ToolCall(self._id(i, call["id"]), call["name"], call["arguments"])
+            for i, call in enumerate(raw["tool_calls"])
+        )
+        return ChatMessage(raw["content"], raw["reasoning_content"], calls, raw["unparsed"])
+
+    def close(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle:
+            self._lib.gufo_chat_parser_free(handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self.close()
+
+
+def parse_message(lib: ct.CDLL, rendered: Rendered, text: str, *, partial: bool = False) -> ChatMessage:
+    """The message of a whole text, or of its beginning."""
+    parser = MessageParser(lib, rendered)
+    try:
+        parser.feed(text, final=not partial)
+        return parser.message
+    finally:
+        parser.close()
