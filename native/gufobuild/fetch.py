@@ -97,4 +97,3 @@ def source(cache: CacheDir, upstream: Upstream, path: Path) -> Path:
             tar.extractall(target, members=members)
 
     return publish(root, fill)
-

@@ -1,8 +1,8 @@
 """The native build: llama.cpp once per recipe, our overlay on top, a finished folder, a pointer to it.
 
-    have lib-KIND-KEY?  ── yes ──►  pointer                                   (a second clone: well under a second)
-          │ no, under the lock
-    archive ► source ► upstream build tree ► overlay build tree ► lib-KIND-KEY ► pointer
+have lib-KIND-KEY?  ── yes ──►  pointer                                   (a second clone: well under a second)
+      │ no, under the lock
+archive ► source ► upstream build tree ► overlay build tree ► lib-KIND-KEY ► pointer
 """
 
 from __future__ import annotations

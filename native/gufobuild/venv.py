@@ -86,9 +86,7 @@ def _make(venv: Venv, extras: Sequence[str], cache: CacheDir, environ: Mapping[s
         env.pop(name, None)
 
     def pip(label: str, *arguments: str) -> None:
-        run_logged(
-            [str(venv.python), "-m", "pip", *arguments], venv.log, label, env=env, summarize=fetch.pip_status
-        )
+        run_logged([str(venv.python), "-m", "pip", *arguments], venv.log, label, env=env, summarize=fetch.pip_status)
 
     venv.log.parent.mkdir(parents=True, exist_ok=True)
     venv.log.unlink(missing_ok=True)

@@ -108,12 +108,14 @@ def test_a_failed_download_names_the_offline_way(tmp_path: Path) -> None:
 
 
 def test_source_holds_the_vendored_folder_alone(tmp_path: Path) -> None:
-    content = tarball({
-        "some_package-1.0/setup.py": b"no",
-        "some_package-1.0/vendor/x/CMakeLists.txt": b"project(x)",
-        "some_package-1.0/vendor/x/src/a.cpp": b"int a;",
-        "some_package-1.0/vendor/x/.git": b"gitdir: elsewhere",
-    })
+    content = tarball(
+        {
+            "some_package-1.0/setup.py": b"no",
+            "some_package-1.0/vendor/x/CMakeLists.txt": b"project(x)",
+            "some_package-1.0/vendor/x/src/a.cpp": b"int a;",
+            "some_package-1.0/vendor/x/.git": b"gitdir: elsewhere",
+        }
+    )
     upstream, cache = pinned(content), CacheDir(tmp_path / "cache")
     path = tmp_path / upstream.archive
     path.write_bytes(content)
