@@ -241,6 +241,14 @@ class ChatFormat:
         """
         return StableSearch(self.render, tokenize).boundaries(chat, rendered, prompt_tokens)
 
+    def parser(self, rendered: Rendered) -> MessageParser:
+        """A parser for the answer to a rendered prompt; the caller closes it."""
+        return MessageParser(self._lib, rendered)
+
+    def schema_grammar(self, schema: Mapping[str, Any]) -> str:
+        """A JSON schema as a grammar, for prompts without a template; RequestError names what cannot be expressed."""
+        return cabi.call_for_text(self._lib, self._lib.gufo_schema_to_grammar, cabi.to_json(schema))
+
     def close(self) -> None:
         handle, self._handle = self._handle, None
         if handle:
