@@ -57,8 +57,9 @@ def file_type(name: str) -> FileType:
 def write(recipe: Recipe, path: Path, seed: int, ftype: FileType, progress: Progress | None = None) -> None:
     """Write the model to path, replacing what is there only once the file is complete.
 
-    Raises OSError if the folder cannot be written; no partial file stays behind.
+    Raises ConfigError if path cannot be written; no partial file stays behind.
     """
+    check_target(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     writer = GGUFWriter(partial, recipe.arch)
     try:
@@ -75,10 +76,22 @@ def write(recipe: Recipe, path: Path, seed: int, ftype: FileType, progress: Prog
         _write_tensors(writer, recipe, seed, ftype, progress)
         writer.close()
         os.replace(partial, path)
-    except BaseException:
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
         writer.close()
         partial.unlink(missing_ok=True)
-        raise
+
+
+def check_target(path: Path) -> None:
+    """ConfigError unless a file can be put there; said before minutes of work, not after."""
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise ConfigError(f"cannot write {path}: it is a folder; name a file")
+    if not folder.is_dir():
+        raise ConfigError(f"cannot write {path}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"cannot write {path}: no permission to write into {folder}")
 
 
 def _write_tensors(writer: GGUFWriter, recipe: Recipe, seed: int, ftype: FileType, progress: Progress | None) -> None:

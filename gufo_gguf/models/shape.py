@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gufo_gguf.core.errors import ConfigError
 from gufo_gguf.models import qwen4exp
-from gufo_gguf.models.recipe import Progress, Recipe, file_type, write
+from gufo_gguf.models.recipe import Progress, Recipe, check_target, file_type, write
 from gufo_gguf.models.tensors import stored_bytes
 
 _F16_BYTES, _F32_BYTES = 2, 4
@@ -41,10 +41,11 @@ def write_shape(
 ) -> None:
     """Write a model of this geometry, at the speed of the disk or 0.5 GB/s, whichever is less.
 
-    Raises ConfigError for an unknown file type and when the folder has too little space (before
-    anything is written), and OSError if the file cannot be written.
+    Raises ConfigError for an unknown file type, when the folder has too little space (before
+    anything is written), and if the file cannot be written.
     """
     target = Path(path)
+    check_target(target)
     recipe = shape_recipe(shape, geometry)
     n_needed = file_bytes(recipe, ftype)
     n_free = shutil.disk_usage(target.absolute().parent).free

@@ -32,8 +32,8 @@ _SSM_INNER, _SSM_STATE, _SSM_HEADS, _SSM_GROUPS = 2 * _N_EMBD, 128, 4, 1
 def write_tiny(arch: str, path: str | os.PathLike[str], seed: int = 0, ftype: str = "f16") -> None:
     """Write a tiny model of an architecture; the same arguments give the same bytes.
 
-    ``ftype`` is f16 or q8_0.  Raises ConfigError for an unknown architecture or file type, and
-    OSError if the file cannot be written.
+    ``ftype`` is f16 or q8_0.  Raises ConfigError for an unknown architecture or file type, and if
+    the file cannot be written.
     """
     write(tiny_recipe(arch), Path(path), seed, file_type(ftype))
 

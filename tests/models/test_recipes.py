@@ -115,6 +115,14 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no folder .*missing"):
+        write_tiny("lfm2", tmp_path / "missing" / "model.gguf")
+    with pytest.raises(ConfigError, match="it is a folder"):
+        write_shape("flash-next", shape_geometry("flash-next", 1), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_vocabulary_is_a_byte_level_bpe() -> None:
     vocab = vocabulary()
     assert len(vocab.tokens) == len(vocab.types) == len(set(vocab.tokens)) == N_TOKENS
