@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,20 +114,34 @@ def _compiler_needs(environ: Mapping[str, str], probe: Probe) -> list[str]:
     return []
 
 
+def _can_include(compiler: str, headers: Sequence[str], suffix: str, probe: Probe) -> bool:
+    """Whether the GPU compiler finds these headers; a file, because nvcc reads no standard input."""
+    with tempfile.TemporaryDirectory(prefix="gufo-needs-") as folder:
+        file = Path(folder) / f"probe{suffix}"
+        file.write_text("".join(f"#include <{header}>\n" for header in headers))
+        return probe.run([compiler, "-E", str(file)])[0] == 0
+
+
 def _cuda(environ: Mapping[str, str], probe: Probe) -> list[str]:
-    if probe.which("nvcc") or probe.which("/usr/local/cuda/bin/nvcc"):
-        return []
-    return ["the CUDA toolkit: nvcc is not in PATH"]
+    nvcc = next((c for c in ("nvcc", "/usr/local/cuda/bin/nvcc") if probe.which(c)), None)
+    if nvcc is None:
+        return ["the CUDA toolkit: nvcc is not in PATH"]
+    if not _can_include(nvcc, ("cublas_v2.h",), ".cu", probe):
+        return [f"the CUDA toolkit's cuBLAS development files: {nvcc} does not find cublas_v2.h"]
+    return []
 
 
 def _hip(environ: Mapping[str, str], probe: Probe) -> list[str]:
     need = ".".join(map(str, MIN_HIP))
-    command = next((c for c in ("hipconfig", "/opt/rocm/bin/hipconfig") if probe.which(c)), None)
-    if command is None or not (probe.which("hipcc") or probe.which("/opt/rocm/bin/hipcc")):
+    config = next((c for c in ("hipconfig", "/opt/rocm/bin/hipconfig") if probe.which(c)), None)
+    hipcc = next((c for c in ("hipcc", "/opt/rocm/bin/hipcc") if probe.which(c)), None)
+    if config is None or hipcc is None:
         return [f"ROCm {need} or newer with hipBLAS and rocBLAS: no hipcc and hipconfig in PATH or /opt/rocm/bin"]
-    version = version_in(probe.run([command, "--version"])[1])
+    version = version_in(probe.run([config, "--version"])[1])
     if version < MIN_HIP:
-        return [f"ROCm {need} or newer: {command} says {'.'.join(map(str, version)) or 'no version'}"]
+        return [f"ROCm {need} or newer: {config} says {'.'.join(map(str, version)) or 'no version'}"]
+    if not _can_include(hipcc, ("hipblas/hipblas.h", "rocblas/rocblas.h"), ".hip", probe):
+        return [f"the development files of hipBLAS and rocBLAS: {hipcc} does not find their headers"]
     return []
 
 

@@ -12,6 +12,7 @@
 #include "gufo.h"
 #include "json_util.h"
 #include "llama.h"
+#include "quiet.h"
 #include "template_clock.h"
 
 using gufo::has;
@@ -149,6 +150,7 @@ extern "C" {
 
 gufo_chat * gufo_chat_new(const void * model, const char * template_override) {
     return guarded_ptr([&] {
+        gufo_quiet_common();
         gufo::install_template_clock();
         const std::string source = template_override ? template_override : "";
         if (!model && source.empty()) {

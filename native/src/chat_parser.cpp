@@ -11,6 +11,7 @@
 #include "error.h"
 #include "gufo.h"
 #include "json_util.h"
+#include "quiet.h"
 
 using gufo::json;
 using gufo::read;
@@ -156,6 +157,7 @@ extern "C" {
 
 gufo_chat_parser * gufo_chat_parser_new(const char * params_json) {
     return guarded_ptr([&] {
+        gufo_quiet_common();
         const json j = gufo::parse_object(params_json);
         auto p = std::make_unique<gufo_chat_parser>();
         int32_t format = COMMON_CHAT_FORMAT_CONTENT_ONLY;

@@ -134,6 +134,9 @@ void memory::probe() {
             recr_stream_[s] = rec.meta;
             if (s == 0) {
                 for (const tensor_range & t : rec.tensors) {
+                    if (t.n_bytes == 0) {
+                        continue;  // an architecture without this part (lfm2 has no s) keeps an empty tensor
+                    }
                     components_.push_back({tensor_id("", t.tensor), false, ggml_type_name(t.tensor->type), t.n_bytes, layout_version});
                 }
             }

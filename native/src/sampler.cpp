@@ -27,6 +27,7 @@
 #include "json-schema-to-grammar.h"
 #include "json_util.h"
 #include "llama.h"
+#include "quiet.h"
 #include "reasoning-budget.h"
 #include "sampler_params.h"
 #include "sampling.h"
@@ -235,6 +236,7 @@ extern "C" {
 
 gufo_sampler * gufo_sampler_new(const void * model_ptr, const char * params_json) {
     return guarded_ptr([&] {
+        gufo_quiet_common();
         require(model_ptr, "model");
         const auto * model = static_cast<const llama_model *>(model_ptr);
         const auto j = gufo::parse_object(params_json);

@@ -187,6 +187,16 @@ def test_each_kind_names_its_own_needs(kind: str, programs: dict[str, str], expe
     assert len(lacks) == 1 and expected in lacks[0]
 
 
+@pytest.mark.parametrize(
+    ("kind", "compiler", "header"), [("cuda", "nvcc", "cublas_v2.h"), ("hip", "hipcc", "hipBLAS and rocBLAS")]
+)
+def test_a_toolkit_without_its_libraries_is_incomplete(kind: str, compiler: str, header: str, tmp_path: Path) -> None:
+    bare = system(**{compiler: "", "hipconfig": "6.4"})
+    bare.failing.add(compiler)
+    (lack,) = needs.missing(kind, {}, tmp_path, bare)
+    assert header in lack
+
+
 def test_a_compiler_that_is_too_old_is_shown_with_its_complaint(tmp_path: Path) -> None:
     old = system()
     old.failing.add("c++")
