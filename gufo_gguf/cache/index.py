@@ -1,100 +1,275 @@
-"""The prefix index: which retained states can start this prompt.  (Simple version: flat lists.)
+"""The prefix index: which retained states can start this prompt, and if none, why.
 
-Live frontiers, RAM checkpoints and disk checkpoints of one scope share one structure, so one lookup
-finds all candidates, the longest common prefix with any history and the reason of a miss.
-Lookup writes nothing.
+Live frontiers, RAM checkpoints and disk checkpoints of one scope share one token tree, so one walk
+finds every usable state, the longest common prefix with any history and the reason of a miss.
+
+    prompt   0 ============ 4,096 ============ 8,192 ----- new message ----- end
+                            RAM                LIVE, DISK
+    best first: LIVE@8,192, DISK@8,192, RAM@4,096
+
+* States with private parts are usable at their exact boundary only.  Rows-only states may be cut at
+  the common prefix: every row is a restore point.
+* One token must be left to evaluate, unless the state carries the next-token logits.
+* A non-text input takes part in matching: its digest stands in the tree in place of the first
+  placeholder token, so two prompts with different images part there.
+* Reads do not write: a lookup neither cuts a track nor touches nor counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Hashable, Iterator
+from itertools import islice
 
-import numpy as np
-
+from gufo_gguf.cache.branches import Relation, family_of_newcomer, relations
+from gufo_gguf.cache.ghosts import Ghosts
+from gufo_gguf.cache.inputs import InputIds, blanked, is_input
+from gufo_gguf.cache.tokentree import TIER_ORDER, Entry, Item, Key, TokenTree, Track
 from gufo_gguf.cache.types import Candidate, CheckpointId, InputMark, Lookup, MissReason, PromptView, Tier, Tokens
 
-Key = tuple[Tier, int]
-"""(LIVE, slot) | (RAM, checkpoint id) | (DISK, checkpoint id)"""
+__all__ = ["Entry", "Key", "PrefixIndex", "Relation", "join_scope"]
+
+SCOPE_SEPARATOR = "/"
+USEFUL_PREFIX = 64
+"""Tokens.  Prompts of one template share their first few tokens; fewer than this (or than half of a
+shorter prompt) in common means "nothing like it is known", not "the prefix changed"."""
+MAX_CUTS_PER_TIER = 8
+"""Rows-only: thousands of histories may share a system prompt; this many sources of a cut will do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One retained state: the first ``n_tokens`` of a history."""
+def join_scope(identity: str, isolation: str = "") -> str:
+    """The scope of a state identity and an isolation key (for example the digest of an API key).
 
-    key: Key
-    n_tokens: int
-    has_logits: bool = False
-    inputs: tuple[InputMark, ...] = ()
-    anchor: bool = False
-    """The boundary that outlasts the turn (the lowest of ``PromptView.stable``): only a deeper
-    anchor covers it."""
-    covers: bool = True
-    """False for retry copies: they neither cover a checkpoint nor make one a branch point.  Live
-    frontiers never do."""
+    A miss reports ``identity`` only for histories with the same isolation key, or the reason would
+    tell one user what another has asked.
+    """
+    return identity + SCOPE_SEPARATOR + isolation if isolation else identity
 
 
 class PrefixIndex:
+    """Entries of all tiers.  Owner thread only.
+
+    ``rows_only``: the memory has no private state.  ``max_ghosts``: removed checkpoints to remember.
+    """
+
     def __init__(self, *, rows_only: bool, max_ghosts: int = 4096) -> None:
         self._rows_only = rows_only
-        self._items: dict[Key, tuple[str, Tokens, Entry]] = {}
+        self._trees: dict[str, TokenTree] = {}
+        self._scopes: dict[Key, str] = {}
+        self._ghosts = Ghosts(max_ghosts)
+        self._inputs = InputIds()
+        self._relations: dict[tuple[str, Tier], dict[Key, Relation]] = {}
 
+    def __len__(self) -> int:
+        return len(self._scopes)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._scopes
+
+    # -- writing ---------------------------------------------------------------------------------
     def insert(self, scope: str, tokens: Tokens, entry: Entry) -> None:
-        """Make a state findable; ``tokens`` is its history (at least ``n_tokens``).  Replaces an
-        entry with the same key."""
-        self._items[entry.key] = (scope, np.array(tokens[: entry.n_tokens]), entry)
+        """Make a state findable; replaces an entry with the same key.
+
+        ``tokens``: its history, at least ``n_tokens`` long; copied as far as not known yet.
+        """
+        n = entry.n_tokens
+        if not 0 < n <= len(tokens):
+            raise ValueError(f"entry {entry.key} covers {n} of {len(tokens)} tokens")
+        self.remove(entry.key)
+        self._ghosts.discard(scope, blanked(tokens[:n], entry.inputs), entry.inputs)
+        tree = self._trees.setdefault(scope, TokenTree())
+        tree.insert(self._inputs.stored(tokens[:n], entry.inputs), Item(entry, _candidate(entry)))
+        self._scopes[entry.key] = scope
+        self._forget_relations(scope)
 
     def remove(self, key: Key, *, ghost: MissReason | None = None) -> None:
-        """Forget a state (unknown keys are fine).  ``ghost``: remember why it went."""
-        self._items.pop(key, None)
+        """Forget a state; unknown keys are fine.  ``ghost``: remember why it went."""
+        scope = self._scopes.pop(key, None)
+        if scope is None:
+            return
+        tree = self._trees[scope]
+        entry = tree.home[key][1]
+        if ghost is not None:
+            self._ghosts.add(scope, blanked(tree.history(key), entry.inputs), entry.inputs, ghost)
+        tree.remove(key)
+        self._inputs.release(entry)
+        if not tree.home:
+            del self._trees[scope]
+        self._forget_relations(scope)
 
+    def _forget_relations(self, scope: str) -> None:
+        for tier in TIER_ORDER:
+            self._relations.pop((scope, tier), None)
+
+    # -- reading ---------------------------------------------------------------------------------
     def lookup(self, prompt: PromptView) -> Lookup:
+        """Every usable state, best first, the longest common prefix, and the reason of a miss."""
         if not prompt.read:
             return Lookup((), 0, MissReason.DISABLED)
-        common, found = 0, []
-        for scope, tokens, entry in self._items.values():
-            if scope != prompt.scope:
-                continue
-            n = min(len(tokens), len(prompt.tokens))
-            shared = int((tokens[:n] != prompt.tokens[:n]).argmax()) if (tokens[:n] != prompt.tokens[:n]).any() else n
-            marks = set(entry.inputs) ^ {m for m in prompt.inputs if m.position < entry.n_tokens}
-            shared = min([shared, *(m.position for m in marks)])
-            common = max(common, shared)
-            whole = shared == entry.n_tokens
-            n = shared if self._rows_only or whole else 0
-            logits = entry.has_logits and whole and n == len(prompt.tokens)
-            if not logits and n >= len(prompt.tokens):
-                n = len(prompt.tokens) - 1 if self._rows_only else 0
-            if n > 0:
-                tier, number = entry.key
-                live = tier is Tier.LIVE
-                checkpoint, slot = (None, number) if live else (CheckpointId(number), None)
-                found.append(Candidate(tier, n, checkpoint, slot, logits))
-        order = [Tier.LIVE, Tier.RAM, Tier.DISK]
-        found.sort(key=lambda c: (-c.n_tokens, order.index(c.tier), c.checkpoint or 0, c.slot or 0))
-        reason = None if found else MissReason.PREFIX_CHANGED if common else MissReason.NO_CHECKPOINT
-        return Lookup(tuple(found), common, reason)
+        tokens = self._inputs.sought(prompt.tokens, prompt.inputs)
+        tree = self._trees.get(prompt.scope)
+        path = tree.match(tokens) if tree is not None else []
+        candidates = self._usable(path, len(tokens))
+        common = path[-1][1] if path else 0
+        reason = None if candidates else self._why_not(prompt, tokens, path)
+        return Lookup(tuple(candidates), common, reason)
+
+    def _usable(self, path: list[tuple[Track, int]], n_prompt: int) -> list[Candidate]:
+        """Candidates along a path, best first.
+
+        0 ......... last entry ......... common ....... n_prompt
+        [ exact boundaries             )[ rows-only: cut here, of any history that goes on )
+        """
+        if not path:
+            return []
+        common = path[-1][1]
+        deepest = min(common, n_prompt - 1)
+        found = list(_complete(path[-1][0], n_prompt)) if common == n_prompt else []
+        exact: list[Candidate] = []
+        for track, depth in reversed(path):
+            exact += track.candidates[: track.n_upto(min(depth, deepest))][::-1]
+        if self._rows_only and deepest > 0:
+            # Stable: at equal depth and tier, a state that ends here goes before one that is cut.
+            exact += _cuts(path, deepest)
+            exact.sort(key=lambda c: (-c.n_tokens, -TIER_ORDER[c.tier]))
+        return found + exact
+
+    def _why_not(self, prompt: PromptView, tokens: Tokens, path: list[tuple[Track, int]]) -> MissReason:
+        """The reason that explains the deepest restore point that might have been."""
+        n, common = len(tokens), path[-1][1] if path else 0
+        reasons: list[tuple[int, MissReason]] = []
+        elsewhere = self._other_identity(prompt.scope, tokens)
+        if elsewhere > 0:
+            reasons.append((elsewhere, MissReason.IDENTITY))
+        if common < n and path and is_input(int(tokens[common])) and _meets_input(*path[-1]):
+            reasons.append((common, MissReason.INPUT_CHANGED))
+        gone = self._ghosts.deepest(prompt.scope, blanked(prompt.tokens, prompt.inputs), prompt.inputs, n - 1)
+        if gone is not None:
+            reasons.append(gone)
+        if reasons:
+            return max(enumerate(reasons), key=lambda r: (r[1][0], r[0]))[1][1]
+        if common == n or common < max(1, min(USEFUL_PREFIX, n // 2)):
+            return MissReason.NO_CHECKPOINT
+        return MissReason.PREFIX_CHANGED
+
+    def _other_identity(self, scope: str, tokens: Tokens) -> int:
+        """Tokens that could be reused if the state identity were another; 0 for none."""
+        isolation = scope.partition(SCOPE_SEPARATOR)[2]
+        best = 0
+        for other, tree in self._trees.items():
+            if other != scope and other.partition(SCOPE_SEPARATOR)[2] == isolation:
+                usable = self._usable(tree.match(tokens), len(tokens))
+                best = max(best, usable[0].n_tokens if usable else 0)
+        return best
+
+    # -- relations of checkpoints, for retention -------------------------------------------------
+    def relations(self, scope: str, tier: Tier = Tier.RAM) -> dict[Key, Relation]:
+        """Covered, branch point, parent and family of every checkpoint of a tier; kept until a write."""
+        if (scope, tier) not in self._relations:
+            tree = self._trees.get(scope)
+            self._relations[scope, tier] = relations(tree, tier) if tree is not None else {}
+        return self._relations[scope, tier]
 
     def covered(self, key: Key) -> bool:
         """A deeper checkpoint of the same tier lies on the same branch, and no second branch starts between."""
-        return False
+        return self._relation(key).covered
 
     def is_branch_point(self, key: Key) -> bool:
         """Not covered, and two retained histories extend it and differ after it."""
-        return False
+        return self._relation(key).branch_point
 
     def parent(self, key: Key) -> Key | None:
         """The deepest checkpoint of the same tier that this one extends."""
-        return None
+        return self._relation(key).parent
 
     def family(self, key: Key) -> Hashable:
         """The unbranched run of checkpoints this one belongs to; equal for members of one run now."""
-        return key
+        return self._relation(key).family
 
-    def family_of(self, scope: str, tokens: Tokens) -> Hashable:
+    def _relation(self, key: Key) -> Relation:
+        return self.relations(self._scopes[key], key[0])[key]
+
+    def family_of(self, scope: str, tokens: Tokens, inputs: tuple[InputMark, ...] = ()) -> Hashable:
         """The family a RAM checkpoint with these tokens would join; None when it would start one."""
-        return None
+        tree = self._trees.get(scope)
+        if tree is None:
+            return None
+        sought = self._inputs.sought(tokens, inputs)
+        return family_of_newcomer(tree, self.relations(scope, Tier.RAM), sought, Tier.RAM)
 
     def check(self) -> list[str]:
         """Recount everything; an empty list means consistent."""
-        return []
+        faults = self._ghosts.check()
+        for scope, tree in self._trees.items():
+            faults += [f"index {scope}: {fault}" for fault in tree.check()]
+            if not tree.home:
+                faults.append(f"index {scope}: an empty tree is kept")
+        scopes = {key: scope for scope, tree in self._trees.items() for key in tree.home}
+        if scopes != self._scopes:
+            faults.append("index: entries by key and entries by scope differ")
+        entries = [entry for tree in self._trees.values() for _, entry in tree.home.values()]
+        return faults + self._inputs.check(entries)
+
+
+def _candidate(entry: Entry) -> Candidate:
+    tier, number = entry.key
+    if tier is Tier.LIVE:
+        return Candidate(tier, entry.n_tokens, None, number, entry.has_logits)
+    return Candidate(tier, entry.n_tokens, CheckpointId(number), None, entry.has_logits)
+
+
+def _complete(track: Track, n_prompt: int) -> Iterator[Candidate]:
+    """States after the whole prompt that carry their next-token logits."""
+    first, last = track.n_upto(n_prompt - 1), track.n_upto(n_prompt)
+    return (c for c in track.candidates[first:last][::-1] if c.has_logits)
+
+
+def _cuts(path: list[tuple[Track, int]], deepest: int) -> list[Candidate]:
+    """Rows-only: states of histories that leave the path, as if they ended where they leave it.
+
+    Deepest first, at most ``MAX_CUTS_PER_TIER`` of a tier that can have many.
+    """
+    found: list[Candidate] = []
+    for tier in TIER_ORDER:
+        limit = None if tier is Tier.LIVE else MAX_CUTS_PER_TIER
+        for depth, item in islice(_leaving(path, deepest, tier), limit):
+            whole = item.candidate
+            found.append(Candidate(tier, depth, whole.checkpoint, whole.slot))
+    return found
+
+
+def _leaving(path: list[tuple[Track, int]], deepest: int, tier: Tier) -> Iterator[tuple[int, Item]]:
+    """Entries beyond the path with the depth, at most ``deepest``, to which they share it.
+
+    track   start ------ fork ------------ last ------------ end
+            prompt runs along .............^ and leaves (or is cut at ``deepest``) here
+    """
+    below: Track | None = None
+    for track, left_at in reversed(path):
+        last = min(left_at, deepest)
+        if last == 0:
+            return
+        yield from ((last, i) for i in track.items[track.n_upto(last) :] if i.entry.key[0] is tier)
+        for key in reversed(track.forks):
+            kid = track.kids[key]
+            cut = min(kid.start, last)
+            if kid is not below and kid.n_below(tier) and cut > 0:
+                yield from ((cut, item) for item in _all_on(kid, tier))
+        below = track
+
+
+def _all_on(track: Track, tier: Tier) -> Iterator[Item]:
+    """Entries of a tier on a track and on all that leave it."""
+    pending = [track]
+    while pending:
+        track = pending.pop()
+        yield from (item for item in track.items if item.entry.key[0] is tier)
+        pending += [kid for kid in track.kids.values() if kid.n_below(tier)]
+
+
+def _meets_input(track: Track, depth: int) -> bool:
+    """Some known history has an input as its next token after (track, depth)."""
+    if depth < track.end and is_input(int(track.tokens[depth - track.start])):
+        return True
+    first = bisect_left(track.forks, (depth,))
+    return any(d == depth and is_input(token) for d, token in track.forks[first : first + len(track.kids)])
