@@ -32,6 +32,13 @@ std::string tensor_id(const std::string & prefix, const ggml_tensor * tensor) {
     return prefix + name;
 }
 
+// A mangled class name without its length prefix; compilers that do not mangle so keep theirs.
+std::string plain_name(const std::type_info & type) {
+    const std::string name = type.name();
+    const size_t start = name.find_first_not_of("0123456789");
+    return start == std::string::npos ? name : name.substr(start);
+}
+
 [[noreturn]] void unsupported(const std::string & why) {
     throw gufo_failure(GUFO_E_UNSUPPORTED, why);
 }
@@ -40,7 +47,15 @@ std::string tensor_id(const std::string & prefix, const ggml_tensor * tensor) {
 
 memory::memory(llama_context * ctx, uint32_t n_slots) : ctx_(ctx), n_slots_(n_slots) {
     classify();
-    probe();
+    llama_memory_t mem = llama_get_memory(ctx_);
+    llama_memory_clear(mem, true);
+    try {
+        probe();
+    } catch (...) {
+        llama_memory_clear(mem, true);  // the context may still be run without state
+        throw;
+    }
+    llama_memory_clear(mem, true);
 }
 
 void memory::classify() {
@@ -77,7 +92,7 @@ void memory::classify() {
         window_ = m->get_swa();
         ring_ = window_->get_size() < attn_->get_size();
     } else {
-        unsupported(std::string("memory kind ") + type.name() + " is not known to this build; its state cannot be proven complete");
+        unsupported("memory kind " + plain_name(type) + " is not known to this build; its state cannot be proven complete");
     }
     if (recr_ && recr_->n_rs_seq != 0) {
         unsupported("recurrent rollback planes (n_rs_seq > 0) are not part of the state layout");
@@ -90,8 +105,6 @@ void memory::classify() {
 }
 
 void memory::probe() {
-    llama_memory_t mem = llama_get_memory(ctx_);
-    llama_memory_clear(mem, true);
     for (uint32_t s = 0; s < n_slots_; ++s) {  // one batch each: probing must fit any n_batch
         llama_token tokens[n_probe] = {0, 0};
         llama_pos pos[n_probe] = {0, 1};
@@ -151,7 +164,6 @@ void memory::probe() {
     for (const component_info & c : components_) {
         private_bytes_ += c.is_rows ? 0 : c.n_bytes;
     }
-    llama_memory_clear(mem, true);
 }
 
 memory::kv_template memory::describe(llama_kv_cache * kv, const std::string & prefix, bool as_rows) {
@@ -263,9 +275,20 @@ void memory::private_out(uint32_t slot, int32_t n_tokens, uint8_t * dst) const {
             std::memcpy(dst, &pos, 4);
             dst += 4;
         }
+        uint8_t * ring = dst;
         for (const row_tensor & r : ring_rows_[slot]) {
             io.out(r.tensor, 0, dst, r.row_bytes * cells.size());
             dst += r.row_bytes * cells.size();
+        }
+        io.finish();
+        // what an earlier sequence left in free cells is not state: the payload is the same without it
+        for (const row_tensor & r : ring_rows_[slot]) {
+            for (uint32_t j = 0; j < cells.size(); ++j) {
+                if (cells.is_empty(j)) {
+                    std::memset(ring + j * r.row_bytes, 0, r.row_bytes);
+                }
+            }
+            ring += r.row_bytes * cells.size();
         }
     }
     io.finish();
@@ -316,6 +339,14 @@ void memory::private_in(uint32_t slot, int32_t n_tokens, const uint8_t * src, si
             }
         }
         std::sort(held.begin(), held.end());
+        if (held.empty() || held.back().first != n_tokens - 1) {
+            throw gufo_failure(GUFO_E_REJECTED, "the window's cell table does not end at token " + std::to_string(n_tokens));
+        }
+        for (size_t i = 1; i < held.size(); ++i) {
+            if (held[i].first == held[i - 1].first) {
+                throw gufo_failure(GUFO_E_REJECTED, "the window's cell table holds position " + std::to_string(held[i].first) + " twice");
+            }
+        }
         src += 4 * static_cast<size_t>(size);
         for (const row_tensor & r : ring_rows_[slot]) {
             io.in(r.tensor, 0, src, r.row_bytes * size);
