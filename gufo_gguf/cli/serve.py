@@ -1,0 +1,223 @@
+"""``gufo serve``: load a model and answer HTTP until a signal comes.
+
+Every flag has a variable GUFO_<FLAG> that gives its default; the flag wins.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gufo_gguf.core.errors import ConfigError
+from gufo_gguf.engine.types import SamplingParams
+from gufo_gguf.server.run import bind
+from gufo_gguf.server.run import serve as run_server
+from gufo_gguf.server.settings import Limits, ServerSettings
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+_MODEL = "Model"
+_RUN = "How it runs"
+_CACHE = "Cache"
+_HTTP = "HTTP"
+_SAMPLING = "What a request that does not say gets"
+
+
+def _option(*names: str, help: str, panel: str, **more: Any) -> Any:
+    long = next(n for n in names if n.startswith("--"))
+    variable = "GUFO_" + long.split("/")[0].removeprefix("--").upper().replace("-", "_")
+    return typer.Option(*names, help=help, rich_help_panel=panel, envvar=variable, **more)
+
+
+def read_keys(keys: list[str], file: Path | None) -> tuple[str, ...]:
+    """Keys of --api-key (commas separate several) and of a file (one a line, # comments)."""
+    found = [part.strip() for key in keys for part in key.split(",")]
+    if file is not None:
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise ConfigError(f"--api-key-file {file}: {error.strerror}") from error
+        found += [line.strip() for line in lines if not line.lstrip().startswith("#")]
+    out = tuple(dict.fromkeys(key for key in found if key))
+    if (keys or file is not None) and not out:
+        # serving without any key instead would be the opposite of what was asked for
+        raise ConfigError("--api-key / --api-key-file: no key in it; give one, or leave the flag out")
+    return out
+
+
+def _read_template(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template-file {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _set_up_logging(verbose: bool) -> None:
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    if not verbose:
+        logging.getLogger("asyncio").setLevel(logging.WARNING)
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def _progress(name: str) -> tuple[Progress, Callable[[float], None]]:
+    """A progress bar on a terminal, nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("loading {task.fields[name]}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    task = bar.add_task("load", total=1.0, name=name)
+
+    def update(done: float) -> None:
+        bar.update(task, completed=done)
+
+    return bar, update
+
+
+def serve(
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A GGUF file (the first part of a split one). None: the default model.", show_default=False
+        ),
+    ] = None,
+    alias: Annotated[str | None, _option("--alias", "-a", help="Name shown to clients.", panel=_MODEL)] = None,
+    chat_template_file: Annotated[
+        Path | None, _option("--chat-template-file", help="Jinja template instead of the model's.", panel=_MODEL)
+    ] = None,
+    ctx_size: Annotated[
+        int,
+        _option("--ctx-size", "-c", min=0, help="Tokens per session; 0 = what the model was trained with.", panel=_RUN),
+    ] = 0,
+    sessions: Annotated[
+        int, _option("--sessions", "--parallel", "-j", "-np", min=1, max=256, help="Sessions at once.", panel=_RUN)
+    ] = 1,
+    threads: Annotated[int, _option("--threads", "-t", min=0, help="0 = physical cores.", panel=_RUN)] = 0,
+    batch_size: Annotated[int, _option("--batch-size", "-b", min=1, help="Tokens per pass.", panel=_RUN)] = 2048,
+    ubatch_size: Annotated[
+        int, _option("--ubatch-size", "-ub", min=1, help="Tokens per computation.", panel=_RUN)
+    ] = 512,
+    n_gpu_layers: Annotated[int, _option("--n-gpu-layers", "-ngl", min=-1, help="-1 = all that fit.", panel=_RUN)] = -1,
+    cache_type_k: Annotated[str, _option("--cache-type-k", "-ctk", help="Type of the keys.", panel=_RUN)] = "f16",
+    cache_type_v: Annotated[str, _option("--cache-type-v", "-ctv", help="Type of the values.", panel=_RUN)] = "f16",
+    swa_full: Annotated[
+        bool, _option("--swa-full", help="Keep all rows of sliding-window layers.", panel=_RUN)
+    ] = False,
+    prefill_chunk: Annotated[
+        int, _option("--prefill-chunk", min=1, help="Prompt tokens between two decode passes.", panel=_RUN)
+    ] = 512,
+    max_queue: Annotated[
+        int, _option("--max-queue", min=0, help="Requests that may wait; 503 beyond.", panel=_RUN)
+    ] = 64,
+    no_cache: Annotated[bool, _option("--no-cache", help="Remember nothing.", panel=_CACHE)] = False,
+    cache_ram_bytes: Annotated[
+        int | None,
+        _option(
+            "--cache-ram-bytes", min=0, help="RAM for checkpoints; 0 = none.", panel=_CACHE, show_default="automatic"
+        ),
+    ] = None,
+    cache_log: Annotated[
+        Path | None, _option("--cache-log", help="Append every decision of the cache as JSON lines.", panel=_CACHE)
+    ] = None,
+    host: Annotated[str, _option("--host", help="Address to listen on.", panel=_HTTP)] = "127.0.0.1",
+    port: Annotated[int, _option("--port", min=0, max=65535, help="0 = any free one.", panel=_HTTP)] = 8080,
+    api_key: Annotated[
+        list[str] | None, _option("--api-key", help="Key clients must send; several: repeat.", panel=_HTTP)
+    ] = None,
+    api_key_file: Annotated[Path | None, _option("--api-key-file", help="Keys, one a line.", panel=_HTTP)] = None,
+    isolate_keys: Annotated[
+        bool, _option("--isolate-keys", help="Share no cached state between API keys.", panel=_HTTP)
+    ] = False,
+    cors_origin: Annotated[
+        list[str] | None, _option("--cors-origin", help="Origin of web pages that may call; * = all.", panel=_HTTP)
+    ] = None,
+    keep_noise: Annotated[
+        bool, _option("--keep-noise", help="Leave clients' per-request nonces in system messages.", panel=_HTTP)
+    ] = False,
+    seed: Annotated[int, _option("--seed", "-s", min=-1, max=2**32 - 1, help="-1 = random.", panel=_SAMPLING)] = -1,
+    temp: Annotated[float, _option("--temp", min=0.0, help="Temperature; 0 = greedy.", panel=_SAMPLING)] = 0.8,
+    top_k: Annotated[int, _option("--top-k", help="0 = off.", panel=_SAMPLING)] = 40,
+    top_p: Annotated[float, _option("--top-p", min=0.0, max=1.0, help="1 = off.", panel=_SAMPLING)] = 0.95,
+    min_p: Annotated[float, _option("--min-p", min=0.0, max=1.0, help="0 = off.", panel=_SAMPLING)] = 0.05,
+    n_predict: Annotated[
+        int, _option("--n-predict", "-n", min=-1, help="Most tokens of an answer; -1 = no limit.", panel=_SAMPLING)
+    ] = -1,
+    reasoning_format: Annotated[
+        str, _option("--reasoning-format", help="auto, none, deepseek.", panel=_SAMPLING)
+    ] = "auto",
+    verbose: Annotated[bool, _option("--verbose", "-v", help="Log more.", panel=_HTTP)] = False,
+) -> None:
+    """Serve a model over HTTP: OpenAI's, Anthropic's and llama-server's APIs."""
+    _set_up_logging(verbose)
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        api_keys=read_keys(api_key or [], api_key_file),
+        cors_origins=tuple(cors_origin or ()),
+        limits=Limits(),
+        sampling=SamplingParams(
+            temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=None if seed == -1 else seed
+        ),
+        max_tokens=None if n_predict < 0 else n_predict,
+        isolate_keys=isolate_keys,
+        normalise_noise=not keep_noise,
+        reasoning_format=reasoning_format,
+    )
+    template = _read_template(chat_template_file)
+    sock = bind(settings)  # a port in use shows before a model is loaded
+    try:
+        # imported late: --help and a wrong flag need no native library
+        from gufo_gguf.backend.llama import LlamaOptions
+        from gufo_gguf.engine.engine import Engine, EngineOptions
+
+        if model is None:
+            from gufo_gguf.models.default import default_model
+
+            model = default_model()
+        options = EngineOptions(
+            llama=LlamaOptions(
+                n_ctx=ctx_size,
+                n_slots=sessions,
+                n_batch=batch_size,
+                n_ubatch=ubatch_size,
+                n_threads=threads,
+                n_gpu_layers=n_gpu_layers,
+                cache_type_k=cache_type_k,
+                cache_type_v=cache_type_v,
+                swa_full=swa_full,
+                chat_template=template,
+            ),
+            cache=not no_cache,
+            cache_ram_bytes=cache_ram_bytes,
+            cache_log=cache_log,
+            prefill_chunk=prefill_chunk,
+            max_queue=max_queue,
+            alias=alias,
+        )
+        bar, on_progress = _progress(model.name)
+        with bar:
+            engine = Engine.load(model, options, on_progress)
+    except BaseException:
+        sock.close()
+        raise
+    run_server(engine, settings.with_model_path(model), sock, say=lambda line: print(line, flush=True))

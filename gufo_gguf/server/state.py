@@ -1,0 +1,110 @@
+"""What all routes share, and the requests that are being answered now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from gufo_gguf.core.errors import Overloaded
+from gufo_gguf.engine.types import GenerateRequest
+from gufo_gguf.server.chat.clock import ConversationClock
+from gufo_gguf.server.errors import Problem, ProblemError
+from gufo_gguf.server.port import EnginePort, StreamPort
+from gufo_gguf.server.settings import ServerSettings
+
+
+class Generation:
+    """The engine's streams behind one HTTP request: one per prompt and choice."""
+
+    def __init__(self, streams: Sequence[StreamPort]) -> None:
+        self.streams = streams
+
+    def cancel(self) -> None:
+        """Idempotent; every stream still ends with ``Finished``, and its slot is free at the next pass."""
+        for stream in self.streams:
+            stream.cancel()
+
+
+class Active:
+    """Running generations; event-loop thread only.  Draining refuses new ones."""
+
+    def __init__(self, engine: EnginePort, limit: int) -> None:
+        self.engine = engine
+        self._limit = limit
+        self._running: set[Generation] = set()
+        self.draining = False
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, requests: Sequence[GenerateRequest]) -> Generation:
+        """Queue all or none.  Raises what ``Engine.submit`` raises, and 503 when draining or full."""
+        if self.draining:
+            raise ProblemError(
+                Problem(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
+            )
+        if len(self._running) >= self._limit:
+            raise Overloaded(f"{self._limit} requests are being answered already")
+        streams: list[StreamPort] = []
+        try:
+            for request in requests:
+                streams.append(self.engine.submit(request))
+        except BaseException:
+            Generation(streams).cancel()
+            raise
+        return Generation(streams)
+
+    @contextmanager
+    def track(self, generation: Generation) -> Iterator[None]:
+        """Known to ``cancel_all`` inside; whatever way the block is left, nothing keeps running."""
+        self._running.add(generation)
+        try:
+            yield
+        finally:
+            self._running.discard(generation)
+            generation.cancel()
+
+    def cancel_all(self) -> None:
+        for generation in list(self._running):
+            generation.cancel()
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests; give the running ones ``seconds``, then cancel them."""
+        self.draining = True
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self._running and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.05)
+        self.cancel_all()
+
+
+@dataclass(slots=True)
+class State:
+    engine: EnginePort
+    settings: ServerSettings
+    active: Active
+    clock: ConversationClock
+    started_s: float
+    """Unix time of the start; ``created`` of the model."""
+    fingerprint: str
+    """``system_fingerprint``: changes with everything that may change answers."""
+
+
+def _state(request: Request) -> State:
+    state: State = request.app.state.gufo
+    return state
+
+
+StateDep = Annotated[State, Depends(_state)]
+
+
+def _scope_key(request: Request) -> str:
+    return str(request.scope.get("gufo_key_scope", ""))
+
+
+ScopeDep = Annotated[str, Depends(_scope_key)]
+"""The cache isolation key of the caller; "" unless keys are isolated."""

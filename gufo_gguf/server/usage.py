@@ -1,0 +1,68 @@
+"""Token counts and times of a request, in the names that clients read.
+
+    usage.prompt_tokens_details.cached_tokens   prompt tokens not evaluated
+    timings.cache_n + timings.prompt_n          = usage.prompt_tokens
+    usage.gufo                                  what the cache did
+
+With several choices of one prompt, the prompt counts once, and its figures are those of the first
+choice; with several prompts they add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gufo_gguf.cache.types import RequestReport
+from gufo_gguf.engine.types import Finished, Timings
+
+
+def report_dict(report: RequestReport) -> dict[str, Any]:
+    """``usage.gufo``."""
+    return {
+        "reuse_source": str(report.reuse_source),
+        "restored_tokens": report.restored_tokens,
+        "prefilled_tokens": report.prefilled_tokens,
+        "common_prefix_tokens": report.common_prefix_tokens,
+        "miss_reason": None if report.miss_reason is None else str(report.miss_reason),
+        "restore_ms": round(report.restore_ms, 3),
+        "capture_ms": round(report.capture_ms, 3),
+        "shared_prefix_wait_ms": round(report.shared_prefix_wait_ms, 3),
+        "captured": [{"boundary": boundary, "origin": str(origin)} for boundary, origin in report.captured],
+    }
+
+
+class Usage:
+    """Totals over the finished streams of one request; ``n`` choices per prompt, prompt-major."""
+
+    def __init__(self, finished: Sequence[Finished], n: int = 1) -> None:
+        firsts = finished[::n]
+        self.prompt_tokens = sum(f.n_prompt for f in firsts)
+        self.cached_tokens = sum(f.timings.cache_n for f in firsts)
+        self.completion_tokens = sum(f.n_generated for f in finished)
+        self.report = finished[0].report
+        self.timings = Timings(
+            cache_n=self.cached_tokens,
+            prompt_n=sum(f.timings.prompt_n for f in firsts),
+            prompt_ms=sum(f.timings.prompt_ms for f in firsts),
+            predicted_n=sum(f.timings.predicted_n for f in finished),
+            predicted_ms=sum(f.timings.predicted_ms for f in finished),
+        )
+
+    def openai(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "gufo": report_dict(self.report),
+        }
+
+    def anthropic(self) -> dict[str, Any]:
+        """Anthropic counts cached tokens apart from ``input_tokens``."""
+        return {
+            "input_tokens": self.prompt_tokens - self.cached_tokens,
+            "cache_read_input_tokens": self.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": self.completion_tokens,
+        }
