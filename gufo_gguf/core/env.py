@@ -5,8 +5,8 @@
     GUFO_NATIVE_DIR    folder with libgufo and libllama to load instead of the one `make` linked
     LLAMA_CPP_LIB_PATH what the llama.cpp bindings read when they are imported; we set it
 
-Settings of the server are flags, not variables: a variable is set once, far from where it acts, and
-shows nowhere.  Only what must be known before any flag is parsed (where files lie) is here.
+Settings of the server are flags (the command line gives each a variable as its default).  Only what
+must be known before any flag is parsed, where files lie, is here.
 
 This file imports nothing but the standard library and is loaded by path from the build scripts,
 which run before the package can be imported.
