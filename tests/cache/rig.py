@@ -51,7 +51,7 @@ class Cut:
 Recipe = tuple[Pass | Cut, ...]
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """A request that holds a slot."""
 
@@ -288,10 +288,8 @@ def cook(recipe: Recipe, options: dict[str, int]) -> tuple[FakeBackend, int]:
     """A fresh backend that ran these passes, and the slot that holds the result."""
     n_slots = max([p.place + 1 for p in recipe if isinstance(p, Pass)] + [1])
     n_slots = max([n_slots] + [len(p.sizes) for p in recipe if isinstance(p, Pass)])
-    worlds: dict[int, FakeBackend] = {}
     backend = FakeBackend(n_slots=n_slots + 1, **options)
     home = 0
-    del worlds
     for item in recipe:
         if isinstance(item, Cut):
             backend.truncate(home, item.n_tokens)
