@@ -241,6 +241,7 @@ int gufo_decode(gufo_state * state, uint32_t n, const int32_t * tokens, const ui
             }
         }
         llama_batch batch{static_cast<int32_t>(n), token.data(), nullptr, pos.data(), n_seq.data(), seqs.data(), logits.data()};
+        state->output.assign(state->n_slots, -1);  // a failed pass leaves no logits to read
         const int rc = llama_decode(state->ctx, batch);
         if (rc == 1) {
             return gufo_set_error(GUFO_E_FULL, "no free cells for " + std::to_string(n) + " tokens");
@@ -269,7 +270,7 @@ int gufo_logits(gufo_state * state, uint32_t slot, float * out, uint64_t n_float
         }
         const float * logits = state->output[slot] < 0 ? nullptr : llama_get_logits_ith(state->ctx, state->output[slot]);
         if (!logits) {
-            return gufo_set_error(GUFO_E_INVALID, "the last decode gave no logits for slot " + std::to_string(slot));
+            return gufo_set_error(GUFO_E_BACKEND, "the last decode gave no logits for slot " + std::to_string(slot));
         }
         std::memcpy(out, logits, sizeof(float) * static_cast<size_t>(n_vocab));
         return static_cast<int>(GUFO_OK);
