@@ -173,6 +173,7 @@ void gufo_chat_free(gufo_chat * chat) {
 
 int gufo_chat_info(const gufo_chat * chat, const void * model, char ** out) {
     return guarded([&] {
+        gufo::require(chat, "chat");
         json info = json::object();
         info["source"] = common_chat_templates_source(chat->templates.get());
         info["tool_use_source"] = common_chat_templates_source(chat->templates.get(), "tool_use");
@@ -197,6 +198,7 @@ int gufo_chat_info(const gufo_chat * chat, const void * model, char ** out) {
 
 int gufo_chat_render(const gufo_chat * chat, const char * request_json, char ** out) {
     return guarded([&] {
+        gufo::require(chat, "chat");
         const json j = gufo::parse_object(request_json);
         common_chat_templates_inputs in = read_inputs(j);
         std::optional<int64_t> now;

@@ -47,12 +47,12 @@ json to_json(const common_chat_msg_diff & d) {
     return out;
 }
 
-// Everything behind what the format could place: the reasoning and the content found so far are
-// stretches of the text, in this order.
-common_chat_msg as_text(const gufo_chat_parser & p) {
+// `found` with everything behind it as content: reasoning and content are stretches of the text, in
+// this order.
+common_chat_msg as_text(const gufo_chat_parser & p, const common_chat_msg & found) {
     common_chat_msg msg;
     msg.role = "assistant";
-    msg.reasoning_content = p.message.reasoning_content;
+    msg.reasoning_content = found.reasoning_content;
     size_t from = 0;
     if (!msg.reasoning_content.empty()) {
         const size_t at = p.text.find(msg.reasoning_content);
@@ -67,7 +67,7 @@ common_chat_msg as_text(const gufo_chat_parser & p) {
             }
         }
     }
-    const std::string & content = p.message.content;
+    const std::string & content = found.content;
     const size_t at = content.empty() ? std::string::npos : p.text.find(content, from);
     msg.content = at == std::string::npos ? content + p.text.substr(from) : p.text.substr(at);
     return msg;
@@ -84,9 +84,19 @@ common_chat_msg parse(gufo_chat_parser & p, bool is_final) {
         if (!is_final) {
             return p.message;  // perhaps the next piece makes it one
         }
-        p.unparsed = true;
-        return p.announced.empty() ? as_text(p) : p.message;
     }
+    p.unparsed = true;
+    if (!p.announced.empty()) {
+        return p.message;
+    }
+    common_chat_msg found = p.message;
+    try {
+        found = common_chat_parse(p.text, true, p.params);  // what leads up to the failure
+    } catch (const std::bad_alloc &) {
+        throw;
+    } catch (const std::exception &) {
+    }
+    return as_text(p, found);
 }
 
 // The tool calls' names first and whole, then arguments only.
@@ -197,6 +207,7 @@ void gufo_chat_parser_free(gufo_chat_parser * p) {
 
 int gufo_chat_parser_feed(gufo_chat_parser * p, const char * text, size_t n_bytes, int is_final, char ** out) {
     return guarded([&] {
+        gufo::require(p, "parser");
         p->text.append(text, n_bytes);
         gufo::give_string(feed(*p, is_final != 0).dump_safe(), out);
         return int(GUFO_OK);
@@ -205,6 +216,7 @@ int gufo_chat_parser_feed(gufo_chat_parser * p, const char * text, size_t n_byte
 
 int gufo_chat_parser_message(const gufo_chat_parser * p, char ** out) {
     return guarded([&] {
+        gufo::require(p, "parser");
         json calls = json::array();
         for (const auto & call : p->message.tool_calls) {
             calls.push_back(json{ { "id", call.id }, { "name", call.name }, { "arguments", call.arguments } });

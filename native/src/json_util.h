@@ -1,4 +1,4 @@
-// json_util.h - reading fields of a request and handing strings out.
+// json_util.h - arguments and results of the exported functions: fields of a request, strings out.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,12 @@ using json = common_json;
 
 [[noreturn]] inline void bad_field(const char * name, const std::string & reason) {
     throw gufo_failure(GUFO_E_INVALID, std::string(name) + ": " + reason);
+}
+
+inline void require(const void * pointer, const char * name) {
+    if (!pointer) {
+        throw gufo_failure(GUFO_E_INVALID, std::string(name) + " is null");
+    }
 }
 
 // Absent and null both mean the default, as llama-server reads its requests.

@@ -226,18 +226,12 @@ struct gufo_sampler {
     }
 };
 
-static void require(const void * handle, const char * name) {
-    if (!handle) {
-        throw gufo_failure(GUFO_E_INVALID, std::string(name) + " is null");
-    }
-}
-
 extern "C" {
 
 gufo_sampler * gufo_sampler_new(const void * model_ptr, const char * params_json) {
     return guarded_ptr([&] {
         gufo_quiet_common();
-        require(model_ptr, "model");
+        gufo::require(model_ptr, "model");
         const auto * model = static_cast<const llama_model *>(model_ptr);
         const auto j = gufo::parse_object(params_json);
 
@@ -270,7 +264,7 @@ void gufo_sampler_free(gufo_sampler * s) {
 
 gufo_sampler * gufo_sampler_clone(const gufo_sampler * s) {
     return guarded_ptr([&] {
-        require(s, "sampler");
+        gufo::require(s, "sampler");
         auto copy = std::make_unique<gufo_sampler>();
         copy->vocab = s->vocab;
         copy->params = s->params;
@@ -287,7 +281,7 @@ gufo_sampler * gufo_sampler_clone(const gufo_sampler * s) {
 
 int gufo_sampler_reset(gufo_sampler * s) {
     return guarded([&] {
-        require(s, "sampler");
+        gufo::require(s, "sampler");
         if (s->reference) {
             return gufo_set_error(GUFO_E_UNSUPPORTED, "a reference sampler cannot be reset");
         }
@@ -301,7 +295,7 @@ int gufo_sampler_reset(gufo_sampler * s) {
 
 int gufo_sampler_accept(gufo_sampler * s, const int32_t * tokens, size_t n, int is_generated) {
     return guarded([&] {
-        require(s, "sampler");
+        gufo::require(s, "sampler");
         const auto n_vocab = static_cast<int32_t>(s->candidates.size());
         for (size_t i = 0; i < n; i++) {
             if (tokens[i] < 0 || tokens[i] >= n_vocab) {
@@ -317,8 +311,8 @@ int gufo_sampler_accept(gufo_sampler * s, const int32_t * tokens, size_t n, int 
 
 int gufo_sampler_sample(gufo_sampler * s, void * ctx_ptr, int32_t row, int32_t * token) {
     return guarded([&] {
-        require(s, "sampler");
-        require(ctx_ptr, "context");
+        gufo::require(s, "sampler");
+        gufo::require(ctx_ptr, "context");
         auto * ctx = static_cast<llama_context *>(ctx_ptr);
         if (llama_model_get_vocab(llama_get_model(ctx)) != s->vocab) {
             return gufo_set_error(GUFO_E_INVALID, "sampler and context belong to different models");
@@ -334,8 +328,8 @@ int gufo_sampler_sample(gufo_sampler * s, void * ctx_ptr, int32_t row, int32_t *
 
 int gufo_sampler_sample_logits(gufo_sampler * s, const float * logits, int32_t n_vocab, int32_t * token) {
     return guarded([&] {
-        require(s, "sampler");
-        require(logits, "logits");
+        gufo::require(s, "sampler");
+        gufo::require(logits, "logits");
         if (s->reference) {
             return gufo_set_error(GUFO_E_UNSUPPORTED, "a reference sampler samples from a context only");
         }
@@ -350,7 +344,7 @@ int gufo_sampler_sample_logits(gufo_sampler * s, const float * logits, int32_t n
 
 int gufo_sampler_candidates(const gufo_sampler * s, int32_t n_max, int32_t * ids, float * probs, int32_t * n) {
     return guarded([&] {
-        require(s, "sampler");
+        gufo::require(s, "sampler");
         if (s->view.selected < 0) {
             return gufo_set_error(GUFO_E_INVALID, "nothing was sampled yet");
         }
@@ -375,7 +369,7 @@ uint32_t gufo_sampler_seed(const gufo_sampler * s) {
 
 int gufo_sampler_end_reasoning(gufo_sampler * s, int * done) {
     return guarded([&] {
-        require(s, "sampler");
+        gufo::require(s, "sampler");
         *done = s->budget && common_reasoning_budget_force(s->budget.get()) ? 1 : 0;
         return int(GUFO_OK);
     });
@@ -383,7 +377,7 @@ int gufo_sampler_end_reasoning(gufo_sampler * s, int * done) {
 
 int gufo_sampler_preserved(const gufo_sampler * s, int32_t * out, size_t n_max, size_t * n) {
     return guarded([&] {
-        require(s, "sampler");
+        gufo::require(s, "sampler");
         *n = s->params.preserved_tokens.size();
         size_t i = 0;
         for (const llama_token token : s->params.preserved_tokens) {
@@ -397,7 +391,7 @@ int gufo_sampler_preserved(const gufo_sampler * s, int32_t * out, size_t n_max, 
 
 int gufo_schema_to_grammar(const char * schema_json, char ** out) {
     return guarded([&] {
-        require(schema_json, "schema");
+        gufo::require(schema_json, "schema");
         try {
             gufo::give_string(json_schema_to_grammar(gufo::json::parse(schema_json)), out);
         } catch (const std::bad_alloc &) {

@@ -5,15 +5,13 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gufo_gguf.backend.base import Logits, Span
-from gufo_gguf.backend.llama import LlamaBackend, LlamaOptions
+from gufo_gguf.backend.llama import LlamaBackend
 from gufo_gguf.backend.sampling import Sampler, schema_to_grammar, top_logprobs
 from gufo_gguf.core.errors import RequestError
 from gufo_gguf.engine.types import SamplingParams, as_tokens
@@ -26,19 +24,6 @@ JSON_SCHEMA = {
     "properties": {"name": {"type": "string"}, "n": {"type": "integer"}},
     "required": ["name", "n"],
 }
-
-
-@pytest.fixture(scope="module")
-def backend(tiny_model: Callable[..., Path]) -> Iterator[LlamaBackend]:
-    with LlamaBackend(tiny_model("llama"), LlamaOptions(n_ctx=1024, n_slots=1, n_threads=1, n_batch=256)) as opened:
-        yield opened
-
-
-@pytest.fixture
-def lib(backend: LlamaBackend) -> ctypes.CDLL:
-    from gufo_gguf.backend import native
-
-    return native.library()
 
 
 def random_logits(backend: LlamaBackend, seed: int, scale: float = 3.0) -> Logits:

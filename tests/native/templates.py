@@ -1,0 +1,39 @@
+"""Chat templates written for the tests, each with one trait of real ones."""
+
+PLAIN = """\
+{%- for m in messages -%}
+{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
+"""
+
+# Reasoning of past answers goes once a new user turn comes, and the opening begins a reasoning
+# block, which past answers do not show: the assistant opening is never sent again.
+FORGETS_REASONING = """\
+{%- set ns = namespace(last=-1) -%}
+{%- for m in messages -%}{%- if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
+{%- for m in messages -%}
+{{ '<|im_start|>' + m.role + '\\n' }}
+{%- if m.role == 'assistant' and m.reasoning_content and loop.index0 > ns.last -%}
+{{ '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}
+{%- endif -%}
+{{ (m.content or '') + '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n<think>\\n' }}{%- endif -%}
+"""
+
+# Refuses a conversation that goes on after an answer, hence every probe.
+ONE_TURN = """\
+{%- if messages | selectattr('role', 'equalto', 'assistant') | list | length > 0 and messages[-1].content != 'test' -%}
+{{- raise_exception('only one turn, please') -}}
+{%- endif -%}
+{%- for m in messages -%}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
+"""
+
+# The date in the system prompt, in the three ways templates have.
+DATED = """\
+{{ '<|im_start|>system\\n' + strftime_now('%d %B %Y %H:%M') + ' / ' + date_string + ' / ' + datetime + '<|im_end|>\\n' }}
+{%- for m in messages -%}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
+"""
