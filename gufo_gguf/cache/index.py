@@ -17,11 +17,11 @@ finds every usable state, the longest common prefix with any history and the rea
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterator
 from itertools import islice
 
-from gufo_gguf.cache.branches import Relation, family_of_newcomer, relations
+from gufo_gguf.cache.branches import Relation, family_of_newcomer, parent_of, relations
 from gufo_gguf.cache.ghosts import Ghosts
 from gufo_gguf.cache.inputs import InputIds, blanked, is_input
 from gufo_gguf.cache.tokentree import TIER_ORDER, Entry, Item, Key, TokenTree, Track
@@ -33,7 +33,7 @@ SCOPE_SEPARATOR = "/"
 USEFUL_PREFIX = 64
 """Tokens.  Prompts of one template share their first few tokens; fewer than this (or than half of a
 shorter prompt) in common means "nothing like it is known", not "the prefix changed"."""
-MAX_CUTS_PER_TIER = 8
+MAX_CUTS_PER_TIER = 4
 """Rows-only: thousands of histories may share a system prompt; this many sources of a cut will do."""
 
 
@@ -80,7 +80,7 @@ class PrefixIndex:
         tree = self._trees.setdefault(scope, TokenTree())
         tree.insert(self._inputs.stored(tokens[:n], entry.inputs), Item(entry, _candidate(entry)))
         self._scopes[entry.key] = scope
-        self._forget_relations(scope)
+        self._relations.pop((scope, entry.key[0]), None)
 
     def remove(self, key: Key, *, ghost: MissReason | None = None) -> None:
         """Forget a state; unknown keys are fine.  ``ghost``: remember why it went."""
@@ -95,11 +95,7 @@ class PrefixIndex:
         self._inputs.release(entry)
         if not tree.home:
             del self._trees[scope]
-        self._forget_relations(scope)
-
-    def _forget_relations(self, scope: str) -> None:
-        for tier in TIER_ORDER:
-            self._relations.pop((scope, tier), None)
+        self._relations.pop((scope, key[0]), None)
 
     # -- reading ---------------------------------------------------------------------------------
     def lookup(self, prompt: PromptView) -> Lookup:
@@ -109,18 +105,18 @@ class PrefixIndex:
         tokens = self._inputs.sought(prompt.tokens, prompt.inputs)
         tree = self._trees.get(prompt.scope)
         path = tree.match(tokens) if tree is not None else []
-        candidates = self._usable(path, len(tokens))
+        candidates = self._usable(tree, path, len(tokens))
         common = path[-1][1] if path else 0
         reason = None if candidates else self._why_not(prompt, tokens, path)
         return Lookup(tuple(candidates), common, reason)
 
-    def _usable(self, path: list[tuple[Track, int]], n_prompt: int) -> list[Candidate]:
+    def _usable(self, tree: TokenTree | None, path: list[tuple[Track, int]], n_prompt: int) -> list[Candidate]:
         """Candidates along a path, best first.
 
         0 ......... last entry ......... common ....... n_prompt
         [ exact boundaries             )[ rows-only: cut here, of any history that goes on )
         """
-        if not path:
+        if tree is None:
             return []
         common = path[-1][1]
         deepest = min(common, n_prompt - 1)
@@ -129,9 +125,10 @@ class PrefixIndex:
         for track, depth in reversed(path):
             exact += track.candidates[: track.n_upto(min(depth, deepest))][::-1]
         if self._rows_only and deepest > 0:
-            # Stable: at equal depth and tier, a state that ends here goes before one that is cut.
-            exact += _cuts(path, deepest)
-            exact.sort(key=lambda c: (-c.n_tokens, -TIER_ORDER[c.tier]))
+            cuts = _cuts(tree, path, deepest)
+            # Only the deep end has to be merged.  Stable: a state that ends at a depth goes first.
+            n = bisect_right(exact, -cuts[-1].n_tokens, key=lambda c: -c.n_tokens) if cuts else 0
+            exact[:n] = sorted(exact[:n] + cuts, key=lambda c: (-c.n_tokens, -TIER_ORDER[c.tier]))
         return found + exact
 
     def _why_not(self, prompt: PromptView, tokens: Tokens, path: list[tuple[Track, int]]) -> MissReason:
@@ -158,7 +155,7 @@ class PrefixIndex:
         best = 0
         for other, tree in self._trees.items():
             if other != scope and other.partition(SCOPE_SEPARATOR)[2] == isolation:
-                usable = self._usable(tree.match(tokens), len(tokens))
+                usable = self._usable(tree, tree.match(tokens), len(tokens))
                 best = max(best, usable[0].n_tokens if usable else 0)
         return best
 
@@ -180,7 +177,7 @@ class PrefixIndex:
 
     def parent(self, key: Key) -> Key | None:
         """The deepest checkpoint of the same tier that this one extends."""
-        return self._relation(key).parent
+        return parent_of(*self._trees[self._scopes[key]].home[key])
 
     def family(self, key: Key) -> Hashable:
         """The unbranched run of checkpoints this one belongs to; equal for members of one run now."""
@@ -224,18 +221,33 @@ def _complete(track: Track, n_prompt: int) -> Iterator[Candidate]:
     return (c for c in track.candidates[first:last][::-1] if c.has_logits)
 
 
-def _cuts(path: list[tuple[Track, int]], deepest: int) -> list[Candidate]:
+def _cuts(tree: TokenTree, path: list[tuple[Track, int]], deepest: int) -> list[Candidate]:
     """Rows-only: states of histories that leave the path, as if they ended where they leave it.
 
-    Deepest first, at most ``MAX_CUTS_PER_TIER`` of a tier that can have many.
+    Deepest first; all live frontiers, and at most ``MAX_CUTS_PER_TIER`` of tiers that can have many.
     """
-    found: list[Candidate] = []
-    for tier in TIER_ORDER:
-        limit = None if tier is Tier.LIVE else MAX_CUTS_PER_TIER
-        for depth, item in islice(_leaving(path, deepest, tier), limit):
-            whole = item.candidate
-            found.append(Candidate(tier, depth, whole.checkpoint, whole.slot))
+    found = list(_live_cuts(tree, path, deepest))
+    for tier in (Tier.RAM, Tier.DISK):
+        if not tree.root.n_below(tier):
+            continue
+        for depth, item in islice(_leaving(path, deepest, tier), MAX_CUTS_PER_TIER):
+            found.append(Candidate(tier, depth, item.candidate.checkpoint, None))
+    found.sort(key=lambda c: -c.n_tokens)
     return found
+
+
+def _live_cuts(tree: TokenTree, path: list[tuple[Track, int]], deepest: int) -> Iterator[Candidate]:
+    """Live frontiers are few: each is followed up to where it meets the path."""
+    left_at = dict(path)
+    for slot in sorted(tree.live):
+        home, entry = tree.home[Tier.LIVE, slot]
+        track: Track | None = home
+        depth = entry.n_tokens
+        while track is not None and track not in left_at:
+            depth, track = track.start, track.parent
+        depth = min(depth, left_at[track] if track is not None else 0, deepest)
+        if 0 < depth < entry.n_tokens:
+            yield Candidate(Tier.LIVE, depth, None, slot)
 
 
 def _leaving(path: list[tuple[Track, int]], deepest: int, tier: Tier) -> Iterator[tuple[int, Item]]:

@@ -227,6 +227,8 @@ class TokenTree:
     def __init__(self) -> None:
         self.root = Track(0, np.empty(0, dtype=np.int32), None)
         self.home: dict[Key, tuple[Track, Entry]] = {}
+        self.live: set[int] = set()
+        """Slots whose live frontier is in the tree."""
 
     def match(self, tokens: Tokens) -> list[tuple[Track, int]]:
         """The tracks that ``tokens`` runs along, from the root, each with the depth it agrees to.
@@ -265,6 +267,8 @@ class TokenTree:
             track = fork
         track.put(item)
         self.home[item.entry.key] = (track, item.entry)
+        if item.entry.key[0] is Tier.LIVE:
+            self.live.add(item.entry.key[1])
         self._count(track, item.entry, +1)
         while track.parent is not None and track.end > track.parent.end:
             track = self._promote(track)
@@ -272,6 +276,8 @@ class TokenTree:
     def remove(self, key: Key) -> None:
         """Drop an entry and the tokens that only it needed."""
         track, entry = self.home.pop(key)
+        if key[0] is Tier.LIVE:
+            self.live.remove(key[1])
         track.take(entry)
         self._count(track, entry, -1)
         self._tighten(track)
@@ -354,4 +360,6 @@ class TokenTree:
                 pending.append(kid)
         if seen.keys() != self.home.keys() or any(seen[k] != v for k, v in self.home.items()):
             faults.append("entries by key and entries in the tree differ")
+        if self.live != {number for tier, number in seen if tier is Tier.LIVE}:
+            faults.append("live frontiers and entries in the tree differ")
         return faults
