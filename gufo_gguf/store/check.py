@@ -49,7 +49,7 @@ def check_store(
     unlisted = {
         (folder, e.name): e.disk_bytes
         for folder in (layout.chunks, layout.private, layout.tmp)
-        for e in fs.list(folder)
+        for e in fs.entries(folder)
         if is_ours(e)
     }
     damage: list[Damage] = []
@@ -57,7 +57,7 @@ def check_store(
     parts: dict[tuple[str, str, int], Part] = {}
     needed_by: dict[tuple[str, str], list[str]] = {}
     n_checkpoints = 0
-    for entry in sorted(fs.list(layout.manifests), key=lambda e: e.name):
+    for entry in sorted(fs.entries(layout.manifests), key=lambda e: e.name):
         if not is_ours(entry, (FileClass.MANIFEST,)):
             continue
         found = read_manifest(fs, layout, entry)
@@ -101,5 +101,5 @@ def _parts_of(layout: Layout, m: Manifest) -> list[Part]:
 def _gone_meanwhile(fs: FileSystem, layout: Layout, keys: list[str], bad: Damage) -> bool:
     if bad.reason is not DamageReason.MISSING:
         return False
-    left = {e.name for e in fs.list(layout.manifests)}
+    left = {e.name for e in fs.entries(layout.manifests)}
     return not any(key + FileClass.MANIFEST in left for key in keys)

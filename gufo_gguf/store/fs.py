@@ -67,7 +67,7 @@ class FileSystem(Protocol):
         """Create it (0700) unless it is there.  A link, or somebody else's folder, is an OSError."""
         ...
 
-    def list(self, folder: str) -> list[Entry]: ...
+    def entries(self, folder: str) -> list[Entry]: ...
 
     def create(self, folder: str, name: str) -> int:
         """A new file (0600) for writing; FileExistsError when the name is taken."""
@@ -206,7 +206,7 @@ class PosixFileSystem:
         if info.st_mode & 0o077:
             os.fchmod(fd, 0o700)
 
-    def list(self, folder: str) -> list[Entry]:
+    def entries(self, folder: str) -> list[Entry]:
         found: list[Entry] = []
         with os.scandir(self._folder(folder)) as entries:
             for entry in entries:

@@ -130,7 +130,7 @@ class Layout:
             if version in self.older:
                 for folder in Layout(version, ()).folders:
                     try:
-                        entries = fs.list(folder)
+                        entries = fs.entries(folder)
                     except OSError:
                         continue
                     yield from ((folder, e) for e in entries if is_ours(e, _SUFFIXES))
@@ -143,7 +143,7 @@ def is_ours(entry: Entry, suffixes: tuple[str, ...] = _SUFFIXES) -> bool:
 
 def _versions(fs: FileSystem) -> list[int]:
     try:
-        entries = fs.list("")
+        entries = fs.entries("")
     except OSError as e:
         raise StoreError(f"the cache folder {fs.root} cannot be read: {e.strerror or e}") from e
     matches = (_VERSION_FOLDER.fullmatch(e.name) for e in entries if e.kind is FileKind.FOLDER)

@@ -112,7 +112,7 @@ class Restore:
         self._queue: deque[_Work] = deque()
         """Pieces no thread has taken yet."""
         self._open: set[_OpenPart] = set()
-        self._stop = False
+        self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Restore:
@@ -124,7 +124,7 @@ class Restore:
     def close(self) -> None:
         """Stop reading, wait for the threads, close the files; idempotent."""
         with self._cond:
-            self._stop = True
+            self._stop.set()
             self._cond.notify_all()
         for thread in self._threads:
             thread.join()
@@ -210,17 +210,17 @@ class Restore:
     def _serve(self) -> None:
         while True:
             with self._cond:
-                while not self._queue and not self._stop:
+                while not self._queue and not self._stop.is_set():
                     self._cond.wait()
-                if self._stop:
+                if self._stop.is_set():
                     return
                 work = self._queue.popleft()
             damage, hashed = self._read(work)
             of = work.of
             with self._cond:
-                while of.hashed != work.offset and of.damage is None and not self._stop:
+                while of.hashed != work.offset and of.damage is None and not self._stop.is_set():
                     self._cond.wait()
-                if self._stop:
+                if self._stop.is_set():
                     return
                 damage = of.damage or damage
             if damage is None:

@@ -44,18 +44,18 @@ def scan(fs: FileSystem, layout: Layout, catalogue: Catalogue) -> Iterator[Loade
     release's; nothing was changed on disk in either case.
     """
     for suffix in (FileClass.CHUNK, FileClass.PRIVATE):
-        for entry in fs.list(layout.folder_of(suffix)):
+        for entry in fs.entries(layout.folder_of(suffix)):
             key = key_of(entry.name, suffix)
             if key is not None and is_ours(entry, (suffix,)):
                 catalogue.found_file(key, suffix, entry.n_bytes, entry.disk_bytes)
-    for entry in fs.list(layout.tmp):
+    for entry in fs.entries(layout.tmp):
         if is_ours(entry):
             catalogue.found_debris(layout.tmp, entry.name, entry.disk_bytes)
     for folder, entry in layout.older_files(fs):
         catalogue.found_debris(folder, entry.name, entry.disk_bytes)
     fs.sync_folder(layout.manifests)
     unreadable = False
-    entries = [e for e in fs.list(layout.manifests) if is_ours(e, (FileClass.MANIFEST,))]
+    entries = [e for e in fs.entries(layout.manifests) if is_ours(e, (FileClass.MANIFEST,))]
     for entry in sorted(entries, key=lambda e: e.name):
         found = read_manifest(fs, layout, entry)
         if isinstance(found, Manifest):
