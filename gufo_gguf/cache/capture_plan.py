@@ -133,12 +133,13 @@ def _add_exact(plan: _Plan, prompt: PromptView, start: int, start_has_checkpoint
 def _add_grid(plan: _Plan, start: int, end: int, n_ubatch: int, limits: CacheLimits, grid_budget: int) -> None:
     margin = limits.grid_end_margin
     for point in grid_points(start, end, limits, max_points=grid_budget):
-        # Here already lies a checkpoint, or an exact capture that ends a pass: nothing to add.
-        if (start > 0 and point - start <= margin) or plan.nearest(point, within=margin) is not None:
-            continue
         below = point // n_ubatch * n_ubatch
         ends = [e for e in (below, below + n_ubatch) if start < e <= end - margin and abs(e - point) <= margin]
-        plan.add(min(ends, key=lambda e: (abs(e - point), e), default=point), Origin.GRID, required=False)
+        target = min(ends, key=lambda e: (abs(e - point), e), default=point)
+        # Close to an exact capture, or to the start, where a checkpoint lies or is planned: nothing to add.
+        at_start = start > 0 and min(point, target) - start <= margin
+        if not at_start and all(plan.nearest(p, within=margin) is None for p in (point, target)):
+            plan.add(target, Origin.GRID, required=False)
 
 
 def _add_learned(plan: _Plan, start: int, divergence: int, limits: CacheLimits) -> None:
