@@ -57,7 +57,7 @@ test: test-fast
 # The full matrix of architectures and paths, compared as bytes; takes long.
 qualify: venv-dev
 	@$(PY) $(BUILD) native $(KIND)
-	GUFO_REQUIRE_NATIVE=1 GUFO_QUALIFY=full $(PYTEST) tests/qualification -s --timeout 0 $(TESTS)
+	$(PY) -m tests.qualification $(ARGS)
 
 # Upstream's own server and benchmark, of the same build: what ours is compared with.
 tools: native
