@@ -4,6 +4,7 @@
 // llama-server does; what goes out are the differences.  Differences from it: the name of a tool
 // call leaves only when it is complete, text that is not in the expected format never fails (it
 // comes back as content), and what was already sent is never taken back.
+#include <algorithm>
 #include <memory>
 #include <set>
 
@@ -27,6 +28,8 @@ struct gufo_chat_parser {
 };
 
 namespace {
+
+constexpr int MAX_CUTS = 256;  // attempts to find where the text left the format
 
 json to_json(const common_chat_msg_diff & d) {
     json out = json::object();
@@ -73,6 +76,53 @@ common_chat_msg as_text(const gufo_chat_parser & p, const common_chat_msg & foun
     return msg;
 }
 
+bool begins_with(const std::string & text, const std::string & prefix) {
+    return text.compare(0, prefix.size(), prefix) == 0;
+}
+
+// Can `next` follow on what was sent?  A piece more can make the parser place less.
+bool extends(const common_chat_msg & next, const common_chat_msg & sent) {
+    if (!begins_with(next.content, sent.content) || !begins_with(next.reasoning_content, sent.reasoning_content) ||
+        next.tool_calls.size() < sent.tool_calls.size()) {
+        return false;
+    }
+    for (size_t i = 0; i < sent.tool_calls.size(); i++) {
+        if (!begins_with(next.tool_calls[i].name, sent.tool_calls[i].name) ||
+            !begins_with(next.tool_calls[i].arguments, sent.tool_calls[i].arguments)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// The end may trim what was sent already.
+void keep_sent(std::string & next, const std::string & sent) {
+    if (begins_with(sent, next)) {
+        next = sent;
+    }
+}
+
+// What the format can place of the text before the failure, which begins where a marker does.
+common_chat_msg before_failure(const gufo_chat_parser & p) {
+    size_t cut = p.text.size();
+    for (int tries = 0; tries < MAX_CUTS && cut > 0; tries++) {
+        cut = p.text.find_last_of("<[{", cut - 1);
+        if (cut == std::string::npos) {
+            break;
+        }
+        try {
+            common_chat_msg msg = common_chat_parse(p.text.substr(0, cut), true, p.params);
+            if (!msg.empty() && extends(msg, p.message)) {
+                return msg;
+            }
+        } catch (const std::bad_alloc &) {
+            throw;
+        } catch (const std::exception &) {
+        }
+    }
+    return p.message;
+}
+
 common_chat_msg parse(gufo_chat_parser & p, bool is_final) {
     try {
         common_chat_msg msg = common_chat_parse(p.text, !is_final, p.params);
@@ -89,14 +139,7 @@ common_chat_msg parse(gufo_chat_parser & p, bool is_final) {
     if (!p.announced.empty()) {
         return p.message;
     }
-    common_chat_msg found = p.message;
-    try {
-        found = common_chat_parse(p.text, true, p.params);  // what leads up to the failure
-    } catch (const std::bad_alloc &) {
-        throw;
-    } catch (const std::exception &) {
-    }
-    return as_text(p, found);
+    return as_text(p, before_failure(p));
 }
 
 // The tool calls' names first and whole, then arguments only.
@@ -134,14 +177,22 @@ void push_pending_names(gufo_chat_parser & p, const common_chat_msg & msg, size_
 
 json feed(gufo_chat_parser & p, bool is_final) {
     json out = json::array();
-    const common_chat_msg next = parse(p, is_final);
-    std::vector<common_chat_msg_diff> diffs;
-    try {
-        diffs = common_chat_msg_diff::compute_diffs(p.message, next);
-    } catch (const std::exception &) {
-        return out;  // not a continuation of what was sent: keep that
+    common_chat_msg next = parse(p, is_final);
+    if (is_final) {
+        keep_sent(next.content, p.message.content);
+        keep_sent(next.reasoning_content, p.message.reasoning_content);
+        for (size_t i = 0; i < std::min(next.tool_calls.size(), p.message.tool_calls.size()); i++) {
+            keep_sent(next.tool_calls[i].arguments, p.message.tool_calls[i].arguments);
+        }
     }
-    for (const auto & d : diffs) {
+    if (!extends(next, p.message)) {
+        if (!is_final) {
+            return out;
+        }
+        p.unparsed = true;
+        next = p.message;
+    }
+    for (const auto & d : common_chat_msg_diff::compute_diffs(p.message, next)) {
         if (d.tool_call_index != std::string::npos) {
             push_pending_names(p, next, d.tool_call_index, out);
             push_tool_delta(p, next, d, is_final, out);
@@ -158,7 +209,7 @@ json feed(gufo_chat_parser & p, bool is_final) {
 
 // Text of a continued message without the part that the request brought.
 std::string without(const std::string & text, const std::string & prefix) {
-    return text.compare(0, prefix.size(), prefix) == 0 ? text.substr(prefix.size()) : text;
+    return begins_with(text, prefix) ? text.substr(prefix.size()) : text;
 }
 
 }  // namespace
