@@ -1,0 +1,220 @@
+"""Stable boundaries: token-wise prefixes that the next turn sends again."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.native.templates import FORGETS_REASONING, ONE_TURN, PLAIN
+
+from gufo_gguf.backend.chat import ChatFormat, ChatInput, Rendered
+from gufo_gguf.backend.llama import LlamaBackend
+from gufo_gguf.backend.stable import PROBE_ANSWER, PROBE_QUESTION, StableSearch, common_prefix
+from gufo_gguf.cache.types import Tokens
+from gufo_gguf.core.errors import RequestError
+from gufo_gguf.engine.types import as_tokens
+
+pytestmark = pytest.mark.native
+
+ASK = ChatInput(messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Read a.txt"}])
+TOOL_LOOP = ChatInput(
+    messages=[
+        {"role": "user", "content": "Read a.txt"},
+        {
+            "role": "assistant",
+            "reasoning_content": "I should read it.",
+            "content": "",
+            "tool_calls": [{"id": "1", "function": {"name": "read_file", "arguments": '{"path":"a.txt"}'}}],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "data"},
+    ]
+)
+
+Tokenizer = Callable[[str], Tokens]
+
+
+@pytest.fixture(scope="module")
+def tokenize(backend: LlamaBackend) -> Tokenizer:
+    vocab = backend.vocab()
+    return lambda text: as_tokens(vocab.tokenize(text, add_special=True, parse_special=True))
+
+
+@pytest.fixture(scope="module")
+def own(backend: LlamaBackend) -> Iterator[ChatFormat]:
+    from gufo_gguf.backend import native
+
+    chat = ChatFormat(native.library(), backend.model_ptr)
+    yield chat
+    chat.close()
+
+
+@pytest.fixture
+def of(lib: ctypes.CDLL, backend: LlamaBackend) -> Callable[[str], ChatFormat]:
+    return lambda source: ChatFormat(lib, backend.model_ptr, source)
+
+
+def texts_at(chat: ChatFormat, conversation: ChatInput, tokenize: Tokenizer, backend: LlamaBackend) -> list[str]:
+    rendered = chat.render(conversation)
+    tokens = tokenize(rendered.prompt)
+    ends = chat.stable_boundaries(conversation, rendered, tokens, tokenize)
+    assert list(ends) == sorted(set(ends))
+    assert all(0 < n <= len(tokens) for n in ends)
+    return [backend.vocab().detokenize(tokens[:n]).decode() for n in ends]
+
+
+def next_turn(conversation: ChatInput, answer: dict[str, Any], *more: dict[str, Any]) -> ChatInput:
+    return replace(conversation, messages=[*conversation.messages, answer, *more])
+
+
+def by_definition(chat: ChatFormat, conversation: ChatInput, tokens: Tokens, tokenize: Tokenizer) -> tuple[int, ...]:
+    """Both variants rendered and tokenized whole."""
+    found = set()
+    for messages in (conversation.messages, [*conversation.messages, PROBE_ANSWER, PROBE_QUESTION]):
+        try:
+            other = chat.render(replace(conversation, messages=messages), add_generation_prompt=False).prompt
+        except RequestError:
+            continue
+        found.add(common_prefix(tokens, tokenize(other)))
+    return tuple(sorted(found - {0}))
+
+
+def test_plain_template_keeps_the_whole_prompt(
+    of: Callable[[str], ChatFormat], tokenize: Tokenizer, backend: LlamaBackend
+) -> None:
+    chat = of(PLAIN)
+    opened = chat.render(ASK).prompt
+    assert texts_at(chat, ASK, tokenize, backend) == [opened.removesuffix("<|im_start|>assistant\n"), opened]
+    follow = chat.render(next_turn(ASK, {"role": "assistant", "content": "Done."}, {"role": "user", "content": "ok"}))
+    assert follow.prompt.startswith(opened)
+
+
+def test_opening_that_is_not_sent_again(
+    of: Callable[[str], ChatFormat], tokenize: Tokenizer, backend: LlamaBackend
+) -> None:
+    chat = of(FORGETS_REASONING)
+    opened = chat.render(ASK).prompt
+    assert opened.endswith("<|im_start|>assistant\n<think>\n")
+    bare = opened.removesuffix("<|im_start|>assistant\n<think>\n")
+    assert texts_at(chat, ASK, tokenize, backend) == [bare, bare + "<|im_start|>assistant\n"]
+
+
+@pytest.mark.parametrize("source", ["own", FORGETS_REASONING])
+def test_in_a_tool_loop_the_reasoning_is_a_boundary(
+    of: Callable[[str], ChatFormat], own: ChatFormat, tokenize: Tokenizer, backend: LlamaBackend, source: str
+) -> None:
+    chat = own if source == "own" else of(source)
+    before, after = texts_at(chat, TOOL_LOOP, tokenize, backend)
+    assert "I should read it." not in before, "dropped as soon as a new user turn comes"
+    assert "I should read it." in after, "kept while the loop runs"
+    assert after.endswith("<|im_end|>\n")
+    loop_goes_on = next_turn(
+        TOOL_LOOP,
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "read_file", "arguments": "{}"}}]},
+        {"role": "tool", "content": "more"},
+    )
+    user_comes = next_turn(TOOL_LOOP, {"role": "assistant", "content": "Done."}, {"role": "user", "content": "ok"})
+    assert chat.render(loop_goes_on).prompt.startswith(after)
+    assert not chat.render(user_comes).prompt.startswith(after)
+    assert chat.render(user_comes).prompt.startswith(before)
+
+
+def test_a_refused_probe_is_skipped(
+    of: Callable[[str], ChatFormat], tokenize: Tokenizer, backend: LlamaBackend
+) -> None:
+    chat = of(ONE_TURN)
+    opened = chat.render(ASK).prompt
+    assert texts_at(chat, ASK, tokenize, backend) == [opened.removesuffix("<|im_start|>assistant\n")]
+
+
+def test_nothing_shared_is_no_boundary(of: Callable[[str], ChatFormat], tokenize: Tokenizer) -> None:
+    chat = of("{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    rendered = chat.render(ASK)
+    tokens = tokenize(rendered.prompt)
+    assert chat.stable_boundaries(ASK, rendered, tokens, tokenize) == by_definition(chat, ASK, tokens, tokenize)
+
+
+def test_named_tool_and_continuation(own: ChatFormat, tokenize: Tokenizer, backend: LlamaBackend) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    named = replace(ASK, tools=[tool], tool_choice={"type": "function", "function": {"name": "f"}})
+    auto = replace(ASK, tools=[tool])
+    assert texts_at(own, named, tokenize, backend) == texts_at(own, auto, tokenize, backend)
+    going_on = replace(ASK, messages=[*ASK.messages, {"role": "assistant", "content": "I will"}], continue_final=True)
+    found = texts_at(own, going_on, tokenize, backend)
+    assert found
+    assert all(own.render(going_on).prompt.startswith(text) for text in found)
+
+
+def test_only_the_end_is_tokenized_anew(own: ChatFormat, tokenize: Tokenizer) -> None:
+    history = [{"role": "user" if i % 2 == 0 else "assistant", "content": f"turn {i} " * 40} for i in range(31)]
+    conversation = ChatInput(messages=history)
+    rendered = own.render(conversation)
+    tokens = tokenize(rendered.prompt)
+    seen: list[int] = []
+
+    def counting(text: str) -> Tokens:
+        seen.append(len(text))
+        return tokenize(text)
+
+    found = StableSearch(own.render, counting).boundaries(conversation, rendered, tokens)
+    assert found == by_definition(own, conversation, tokens, tokenize)
+    assert sum(seen) < len(rendered.prompt) / 20
+
+
+CONTENT = st.lists(
+    st.sampled_from(
+        ["<|im_end|>", "<|im_start|>", "<think>", "</think>", "<b>", "[x]", "\n", "\n\n", " ", "word", "é", "1", "<", "a.b"]
+    ),
+    max_size=8,
+).map("".join)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    contents=st.lists(CONTENT, min_size=1, max_size=6),
+    reasoning=CONTENT,
+    source=st.sampled_from(["own", PLAIN, FORGETS_REASONING]),
+)
+def test_the_short_way_agrees_with_the_definition(
+    own: ChatFormat, backend: LlamaBackend, tokenize: Tokenizer, contents: list[str], reasoning: str, source: str
+) -> None:
+    """Also when the messages contain the text of special tokens."""
+    from gufo_gguf.backend import native
+
+    chat = own if source == "own" else ChatFormat(native.library(), backend.model_ptr, source)
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": text}
+        if i % 2 == 0
+        else {"role": "assistant", "content": text, "reasoning_content": reasoning}
+        for i, text in enumerate(contents)
+    ]
+    conversation = ChatInput(messages=messages)
+    rendered: Rendered = chat.render(conversation)
+    tokens = tokenize(rendered.prompt)
+    assert chat.stable_boundaries(conversation, rendered, tokens, tokenize) == by_definition(
+        chat, conversation, tokens, tokenize
+    )
+
+
+@pytest.mark.parametrize("bos", [(), (1,)])
+def test_added_bos_counts_once(own: ChatFormat, tokenize: Tokenizer, bos: tuple[int, ...]) -> None:
+    def with_bos(text: str) -> Tokens:
+        return as_tokens([*bos, *tokenize(text).tolist()])
+
+    rendered = own.render(ASK)
+    tokens = with_bos(rendered.prompt)
+    plain = own.stable_boundaries(ASK, rendered, tokenize(rendered.prompt), tokenize)
+    assert own.stable_boundaries(ASK, rendered, tokens, with_bos) == tuple(n + len(bos) for n in plain)
+
+
+def test_common_prefix() -> None:
+    empty = np.empty(0, np.int32)
+    assert common_prefix(empty, empty) == 0
+    assert common_prefix(as_tokens([1, 2]), as_tokens([1, 2, 3])) == 2
+    assert common_prefix(as_tokens([1, 2]), as_tokens([1, 3])) == 1
+    assert common_prefix(as_tokens([4]), as_tokens([1])) == 0
