@@ -5,9 +5,9 @@
 * retry: kept only so that resending the same request is instant.
 * cheap: its private state is more than ``cheap_factor`` times the rows it would restore, so it
   saves little prefill for what it costs.  Models without rows have no such checkpoints.
-* near-duplicate: losing it costs little, because the checkpoint it extends is retained and close
-  (``gain`` tokens above it): below ``grid_step`` if a deeper checkpoint covers it, which is what a
-  superseded turn looks like, below ``learned_min`` if it is a leaf.
+* near-duplicate: a superseded turn, that is one covered by a deeper checkpoint of its branch; and
+  what is close to the checkpoint it extends (``gain`` tokens beyond it), so that losing it costs
+  little: a covered grid or learned point below ``grid_step``, a leaf below ``learned_min``.
 * idle: nothing on its branch was used while one whole budget of bytes was admitted.
 * reused: the rest.
 
@@ -170,7 +170,9 @@ def rank_of(record: RetentionRecord, *, idle: bool, gain: int | None, limits: Ca
         return Rank.RETRY
     if record.row_bytes > 0 and record.private_bytes > limits.cheap_factor * record.row_bytes:
         return Rank.CHEAP
+    for_edits = record.origin in (Origin.GRID, Origin.LEARNED)
     near = limits.grid_step if record.covered else limits.learned_min
-    if gain is not None and gain < near and not record.branch_point:
+    close = gain is not None and gain < near and not record.branch_point
+    if close or (record.covered and not for_edits):
         return Rank.NEAR_DUPLICATE
     return Rank.IDLE if idle else Rank.REUSED
