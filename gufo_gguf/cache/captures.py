@@ -20,7 +20,7 @@ from enum import StrEnum
 from gufo_gguf.cache.checkpoints import Checkpoint, Parts, marks_before
 from gufo_gguf.cache.chunks import Maker
 from gufo_gguf.cache.events import EventKind
-from gufo_gguf.cache.ledger import Account, InvariantBroken, Reservation, Shortfall
+from gufo_gguf.cache.ledger import Account, Reservation, Shortfall
 from gufo_gguf.cache.retention import rank_victims
 from gufo_gguf.cache.slots import Slot
 from gufo_gguf.cache.tables import Tables
@@ -196,8 +196,6 @@ class Captures:
             del allowed[victim]
             t.checkpoints.remove(victim, reason, ghost=MissReason.EVICTED)
             reservation = self._reserve(need_bytes)
-        if reservation is None:
-            raise InvariantBroken(f"evicting {len(order)} checkpoints did not make room for {need_bytes} bytes")
         return reservation
 
     def _reserve(self, need_bytes: int) -> Reservation | None:

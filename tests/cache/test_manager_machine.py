@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gufo_gguf.cache.events import EventKind
-from gufo_gguf.cache.types import CapturePoint, CaptureTicket, InputMark, Origin, ReuseSource, Tokens
+from gufo_gguf.cache.types import CapturePoint, CaptureTicket, InputMark, Origin, PromptView, ReuseSource, Tokens
 from tests.cache.rig import Rig, Run, join, mark, text
 
 KINDS = {"hybrid": (24, 64), "rows": (24, 0), "recurrent": (0, 64)}
@@ -56,7 +56,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.counter += 1
         return text(n, self.counter)
 
-    def start(self, data: Any, history: Tokens, inputs: tuple[InputMark, ...] = ()) -> Run | None:
+    def view(self, data: Any, history: Tokens, inputs: tuple[InputMark, ...]) -> PromptView:
         history = history[: N_CTX - 20]
         n = len(history)
         stable = tuple(sorted({b for b in (n - 6, n - 2) if b > 0})) if data.draw(st.booleans()) else ()
@@ -64,13 +64,19 @@ class ManagerMachine(RuleBasedStateMachine):
             inputs = (*inputs, mark(data.draw(st.integers(0, n)), "an image"))
         mode = data.draw(st.integers(0, 11))
         read, write = mode != 10, mode < 10
-        run = self.rig.start(self.rig.view(history, stable, inputs=inputs, read=read, write=write))
+        return self.rig.view(history, stable, inputs=inputs, read=read, write=write)
+
+    def start(self, data: Any) -> Run | None:
+        run = self.rig.start(self.view(data, *self.next_prompt(data)))
         if run is None:
             assert len(self.runs) == len(self.rig.manager.tables.slots), "a request waits although a slot is free"
             return None
-        assert read or run.admission.source is ReuseSource.NONE
+        return self.opened(run)
+
+    def opened(self, run: Run) -> Run:
+        assert run.prompt.read or run.admission.source is ReuseSource.NONE
         self.rig.verify(run.slot)
-        self.histories.append((history, inputs))
+        self.histories.append((run.prompt.tokens, run.prompt.inputs))
         self.runs.append(run)
         return run
 
@@ -97,7 +103,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), passes=st.sampled_from([99, 99, 99, 2, 1, 0]), reply=st.integers(0, 12))
     def whole_request(self, data: Any, passes: int, reply: int) -> None:
         """A request from start to end, or cancelled after a few passes."""
-        run = self.start(data, *self.next_prompt(data))
+        run = self.start(data)
         if run is None:
             return
         while not run.prefilled and passes:
@@ -110,7 +116,20 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def open_request(self, data: Any) -> None:
         """A request that stays in its slot while others come and go."""
-        self.start(data, *self.next_prompt(data))
+        self.start(data)
+
+    @rule(data=st.data(), in_order=st.booleans(), slot_fails=st.booleans())
+    def two_at_once(self, data: Any, in_order: bool, slot_fails: bool) -> None:
+        """Two admissions open at the same time, carried out in either order; a slot may fail between."""
+        both = [self.rig.acquire(self.view(data, *self.next_prompt(data))) for _ in range(2)]
+        if slot_fails and self.runs:
+            run = self.runs.pop(data.draw(st.integers(0, len(self.runs) - 1)))
+            self.rig.manager.fail_slot(run.admission.lease, "in_doubt")
+            self.lose(run.slot)
+        self.rig.spill(8)
+        for got in both if in_order else reversed(both):
+            if got is not None:
+                self.opened(self.rig.carry_out(*got))
 
     @precondition(lambda self: self.runs)
     @rule(data=st.data(), limit=st.sampled_from([1000, 7, 1]))
