@@ -132,6 +132,12 @@ def read_all(fs: FileSystem, handle: int, out: memoryview, offset: int) -> int:
     return done
 
 
+def close_quietly(fs: FileSystem, handle: int) -> None:
+    """Close what was only read: an error of that says nothing about the bytes."""
+    with contextlib.suppress(OSError):
+        fs.close(handle)
+
+
 def remove_quietly(fs: FileSystem, folder: str, name: str) -> bool:
     """Remove a name that may be gone already; False when the system refused."""
     try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gufo_gguf.store.catalogue import DiskRecord
+from gufo_gguf.store.manifest import meta_problem
 from gufo_gguf.store.types import ByteSource, CheckpointMeta
 
 
@@ -75,7 +76,9 @@ def misfit(job: WriteJob) -> str | None:
     if len(job.chunks) != meta.n_chunks or any(c.source.n_bytes != meta.chunk_bytes for c in job.chunks):
         return f"{len(job.chunks)} chunks for {meta.n_tokens} tokens, {meta.n_chunks} of {meta.chunk_bytes} bytes due"
     tail = 0 if job.tail is None else job.tail.n_bytes
-    return None if tail == meta.tail_bytes else f"a tail of {tail} bytes where {meta.tail_bytes} are due"
+    if tail != meta.tail_bytes:
+        return f"a tail of {tail} bytes where {meta.tail_bytes} are due"
+    return meta_problem(meta)
 
 
 def manifest_estimate(job: WriteJob) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 from gufo_gguf.core.errors import StoreError
-from gufo_gguf.store.fs import FileSystem, LockHeld
+from gufo_gguf.store.fs import FileSystem, LockHeld, close_quietly
 from gufo_gguf.store.layout import LOCK_NAME, Layout
 
 
@@ -31,7 +31,7 @@ class FolderLock:
     def release(self) -> None:
         """Idempotent."""
         if self._handle is not None:
-            self._fs.close(self._handle)
+            close_quietly(self._fs, self._handle)
             self._handle = None
 
 

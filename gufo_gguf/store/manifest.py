@@ -244,8 +244,8 @@ def _contradiction(m: Manifest) -> str | None:
     meta = m.meta
     if len(m.key) != 2 * KEY_BYTES or len(m.private.key) != 2 * KEY_BYTES:
         return "key length"
-    if meta.chunk_rows < 1 or meta.n_tokens < 1:
-        return "an empty checkpoint"
+    if meta.chunk_rows < 1:
+        return "chunks of no rows"
     if len(m.chunks) != meta.n_chunks:
         return f"{len(m.chunks)} chunks for {meta.n_tokens} tokens"
     if m.private.tail.n_bytes != meta.tail_bytes:
@@ -255,6 +255,13 @@ def _contradiction(m: Manifest) -> str | None:
         return "a chunk of another size"
     if m.private.n_bytes > 1 << 62:
         return "private size"
+    return meta_problem(meta)
+
+
+def meta_problem(meta: CheckpointMeta) -> str | None:
+    """Why this cannot stand in a manifest, whatever files go with it; None = it can."""
+    if meta.chunk_rows < 1 or meta.n_tokens < 1:
+        return "an empty checkpoint"
     ends = [i.position for i in meta.inputs]
     if ends != sorted(set(ends)) or (ends and ends[-1] >= meta.n_tokens) or len(ends) > meta.n_tokens:
         return "input positions"

@@ -23,6 +23,7 @@ The caller moves the bytes, one piece at a time, and may pause between any two c
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterable, Iterator
 
 import xxhash
@@ -149,9 +150,7 @@ class Publication:
         self._create(FileClass.MANIFEST, key)
         write_all(fs, self._take_handle(), memoryview(data))
         yield None
-        fs.sync(self._take_handle())
-        _, disk_bytes = fs.size(self._take_handle())
-        self._close()
+        disk_bytes = self._sync_and_close(len(data))
         yield None
         record = DiskRecord.of(manifest, disk_bytes)
         self._doubtful = record
@@ -196,9 +195,7 @@ class Publication:
         self._handle = self._fs.create(self._layout.tmp, key + suffix)
 
     def _finish(self, checksum: bytes) -> tuple[str, int]:
-        self._fs.sync(self._take_handle())
-        _, disk_bytes = self._fs.size(self._take_handle())
-        self._close()
+        disk_bytes = self._sync_and_close(self._file_bytes)
         folder, name = self._file
         self._link(folder)
         suffix = FileClass.CHUNK if name.endswith(FileClass.CHUNK) else FileClass.PRIVATE
@@ -207,6 +204,15 @@ class Publication:
         self._pinned.append(key)
         self._use_reserved(disk_estimate(self._file_bytes))
         return key, self._file_bytes
+
+    def _sync_and_close(self, n_bytes: int) -> int:
+        """Make the file's bytes last; returns its blocks in bytes."""
+        self._fs.sync(self._take_handle())
+        n_written, disk_bytes = self._fs.size(self._take_handle())
+        if n_written != n_bytes:
+            raise OSError(errno.EIO, f"a file of {n_written} bytes after {n_bytes} were written")
+        self._close()
+        return disk_bytes
 
     def _link(self, folder: str) -> None:
         name = self._file[1]

@@ -30,7 +30,7 @@ from types import TracebackType
 
 import xxhash
 
-from gufo_gguf.store.fs import FileSystem, read_all
+from gufo_gguf.store.fs import FileSystem, close_quietly, read_all
 from gufo_gguf.store.types import Damage, DamageReason, Part
 
 READ_BYTES = 256 << 10
@@ -80,6 +80,8 @@ class _Work:
     offset: int
     data: memoryview
     ready: bool = False
+    error: BaseException | None = None
+    """A bug in a thread: raised where the caller waits, who would wait for ever otherwise."""
 
     @property
     def end(self) -> int:
@@ -179,6 +181,8 @@ class Restore:
             with self._cond:
                 while not work.ready:
                     self._cond.wait()
+            if work.error is not None:
+                raise work.error
             if work.of.damage is not None:
                 yield work.of.damage
                 return
@@ -215,23 +219,28 @@ class Restore:
                 if self._stop.is_set():
                     return
                 work = self._queue.popleft()
-            damage, hashed = self._read(work)
-            of = work.of
+            try:
+                self._do(work)
+            except BaseException as e:
+                work.error = e
             with self._cond:
-                while of.hashed != work.offset and of.damage is None and not self._stop.is_set():
-                    self._cond.wait()
-                if self._stop.is_set():
-                    return
-                damage = of.damage or damage
-            if damage is None:
-                of.hash.update(work.data[hashed:])
-                if work.end == of.part.n_bytes and of.hash.digest() != of.part.checksum:
-                    damage = Damage(of.part.folder, of.part.name, DamageReason.CHECKSUM, of.part.kind.value)
-            with self._cond:
-                of.hashed = work.end
-                of.damage = damage
                 work.ready = True
                 self._cond.notify_all()
+
+    def _do(self, work: _Work) -> None:
+        damage, hashed = self._read(work)
+        of = work.of
+        with self._cond:
+            while of.hashed != work.offset and of.damage is None and not self._stop.is_set():
+                self._cond.wait()
+            damage = of.damage or damage
+        if damage is None and not self._stop.is_set():
+            of.hash.update(work.data[hashed:])
+            if work.end == of.part.n_bytes and of.hash.digest() != of.part.checksum:
+                damage = Damage(of.part.folder, of.part.name, DamageReason.CHECKSUM, of.part.kind.value)
+        with self._cond:
+            of.hashed = work.end
+            of.damage = damage
 
     def _read(self, work: _Work) -> tuple[Damage | None, int]:
         """Fill the piece; returns the damage, and how many of its bytes were hashed on the way."""
@@ -276,7 +285,7 @@ class Restore:
         with self._cond:
             self._open.discard(of)
         if handle is not None:
-            self._fs.close(handle)
+            close_quietly(self._fs, handle)
 
 
 def refused(folder: str, name: str, e: OSError) -> Damage:
@@ -304,7 +313,7 @@ def verify_part(fs: FileSystem, part: Part, buffer: memoryview) -> Damage | None
                     return Damage(part.folder, part.name, DamageReason.SIZE, "shorter than its own size")
                 summed.update(view)
         finally:
-            fs.close(handle)
+            close_quietly(fs, handle)
     except OSError as e:
         return refused(part.folder, part.name, e)
     if summed.digest() != part.checksum:

@@ -23,7 +23,7 @@ import numpy as np
 from gufo_gguf.cache.types import Tokens
 from gufo_gguf.core.errors import StoreError
 from gufo_gguf.store.catalogue import Catalogue, DiskRecord
-from gufo_gguf.store.fs import Entry, FileSystem, read_all, remove_quietly
+from gufo_gguf.store.fs import Entry, FileSystem, close_quietly, read_all, remove_quietly
 from gufo_gguf.store.layout import FileClass, Layout, is_ours, key_of
 from gufo_gguf.store.manifest import MAX_BYTES, Manifest, ManifestError, NewerFormat, decode
 from gufo_gguf.store.types import Damage, DamageReason
@@ -92,7 +92,7 @@ def read_manifest(fs: FileSystem, layout: Layout, entry: Entry) -> Manifest | Da
             data = memoryview(np.empty(n_bytes, dtype=np.uint8).data)
             n_read = read_all(fs, handle, data, 0)
         finally:
-            fs.close(handle)
+            close_quietly(fs, handle)
     except FileNotFoundError:
         return None
     except OSError as e:

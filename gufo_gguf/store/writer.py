@@ -29,6 +29,7 @@ from gufo_gguf.store.catalogue import Catalogue, DiskRecord, EvictionPlan, Rank
 from gufo_gguf.store.fs import FileSystem, remove_quietly, write_all
 from gufo_gguf.store.jobs import Outcome, Progress, WriteJob, WriteResult, manifest_estimate, misfit
 from gufo_gguf.store.layout import FileClass, Layout, Names
+from gufo_gguf.store.manifest import MAX_BYTES
 from gufo_gguf.store.publish import Publication, disk_estimate
 from gufo_gguf.store.scan import reclaim
 from gufo_gguf.store.types import ByteSource, Damage, SourceGone
@@ -104,7 +105,7 @@ class Writer:
         return sum(chunks.values()) + sum(job.private_bytes for job in jobs)
 
     def enqueue(self, job: WriteJob, supersedes: Iterable[int] = ()) -> int | Outcome:
-        """Queue a job and return its number, or say why not.
+        """Queue a job and return its number, or say why not.  ValueError: its parts do not fit together.
 
         ``supersedes``: jobs this checkpoint covers; they end as SUPERSEDED in the next step, and what
         a running one has written of their common chunks is reused.
@@ -114,6 +115,8 @@ class Writer:
         problem = misfit(job)
         if problem:
             raise ValueError(problem)
+        if manifest_estimate(job) > MAX_BYTES:
+            return Outcome(-1, WriteResult.TOO_LARGE, f"a manifest may have {MAX_BYTES} bytes")
         for number in supersedes:
             self._drop(number, WriteResult.SUPERSEDED)
         number = self._next_job
@@ -129,15 +132,15 @@ class Writer:
         for number in self.jobs:
             self._drop(number, WriteResult.ABANDONED)
 
-    def _drop(self, number: int, result: WriteResult) -> None:
+    def _drop(self, number: int, result: WriteResult, detail: str = "") -> None:
         if self._running is not None and self._running[0] == number:
             if not self._running[2].done:
-                self._end(result)
+                self._end(result, detail)
             return
         kept = deque(item for item in self._queue if item[0] != number)
         if len(kept) != len(self._queue):
             self._queue = kept
-            self._outcomes.append(Outcome(number, result))
+            self._outcomes.append(Outcome(number, result, detail))
 
     # -- steps -----------------------------------------------------------------------------------
     def step(self, max_bytes: int) -> Progress:
@@ -242,6 +245,7 @@ class Writer:
         plan = self._catalogue.plan_room(need, self._rank)
         if isinstance(plan, EvictionPlan) and plan.victims:
             self._begin_retire(plan.victims)
+            yield 0  # the index hears that they go before the first file does
             yield from self._sweep()
         return self._fits(need)
 
@@ -302,7 +306,7 @@ class Writer:
         self.suspended = _reason(self._fs, error)
         self._end(WriteResult.FAILED, self.suspended)
         for number in self.jobs:
-            self._drop(number, WriteResult.SUSPENDED)
+            self._drop(number, WriteResult.SUSPENDED, self.suspended)
 
 
 def _reason(fs: FileSystem, error: OSError) -> str:

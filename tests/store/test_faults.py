@@ -16,7 +16,6 @@ from gufo_gguf.store.disk import DiskStore
 from gufo_gguf.store.faults import Fault, FaultyFS, Mode
 from gufo_gguf.store.fs import PosixFileSystem
 from gufo_gguf.store.jobs import Outcome, WriteResult
-from gufo_gguf.store.scan import Loaded
 from gufo_gguf.store.simfs import SimFS
 from gufo_gguf.store.types import Damage, DamageReason
 from tests.store.world import Spec, World, check_disk, expected_bytes, restored_bytes
@@ -44,9 +43,20 @@ def life(world: World) -> set[str]:
 @pytest.mark.parametrize("call", WRITING_CALLS)
 @pytest.mark.parametrize("mode", [Mode.ERROR, Mode.DONE_BUT_ERROR])
 def test_every_writing_call_fails_once(call: str, mode: Mode) -> None:
+    fail_at_every(call, mode, (errno.ENOSPC if call in ("create", "write") else errno.EIO,), n_images=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", WRITING_CALLS)
+@pytest.mark.parametrize("mode", [Mode.ERROR, Mode.DONE_BUT_ERROR])
+def test_every_writing_call_fails_once_in_every_way(call: str, mode: Mode) -> None:
+    fail_at_every(call, mode, ERRORS, n_images=24)
+
+
+def fail_at_every(call: str, mode: Mode, errors: tuple[int, ...], n_images: int) -> None:
     rng = random.Random(call)
     n_runs = 0
-    for number in ERRORS:
+    for number in errors:
         at = 0
         while True:
             sim = SimFS()
@@ -56,7 +66,7 @@ def test_every_writing_call_fails_once(call: str, mode: Mode) -> None:
             fs.fault = Fault(call, at, mode, number)
             life(world)
             fired, fs.fault = fs.fired, None
-            for image in list(sim.images(6, rng)):
+            for image in list(sim.images(n_images, rng)):
                 check_disk(image, SPECS, world.visible())
             if world.writer.suspended is not None:
                 assert world.writer.probe()
@@ -78,7 +88,7 @@ def test_every_writing_call_fails_once(call: str, mode: Mode) -> None:
             at += 1
             if not fired:
                 break
-    assert n_runs > 8
+    assert n_runs > 2
 
 
 @pytest.mark.parametrize("call", ["write", "read"])
@@ -110,7 +120,9 @@ def test_every_reading_call_of_a_restore_fails_once(call: str, number: int) -> N
         fs.counts.clear()
         fs.fault = Fault(call, at, Mode.ERROR, number)
         got = restored_bytes(world.store, record, threads=2, staging_bytes=1024)
-        if fs.fired:
+        if fs.fired and call == "close":  # says nothing about the bytes
+            assert got == expected_bytes(A2)
+        elif fs.fired:
             assert isinstance(got, Damage)
             assert got.reason is DamageReason.UNREADABLE
             assert got.permanent == (number == errno.EIO)
@@ -127,7 +139,7 @@ def test_every_reading_call_of_a_restore_fails_once(call: str, number: int) -> N
 def test_an_interrupted_read_or_write_goes_on() -> None:
     sim = SimFS()
     for call in ("read", "write"):
-        for at in range(6):
+        for at in range(4):
             fs = FaultyFS(sim.clone(), Fault(call, at, Mode.ERROR, errno.EINTR))
             world = World(fs, specs=dict(SPECS))
             record = world.write_durably(A1)
@@ -156,9 +168,9 @@ def test_every_call_of_a_start_fails_once(call: str, number: int) -> None:
                 store.close()
         else:
             damage = [f for f in found if isinstance(f, Damage)]
-            assert {f.record.labels["name"] for f in found if isinstance(f, Loaded)} | {"?"} >= {"?"}
-            assert all(not d.permanent for d in damage)
-            assert len(damage) == (1 if fs.fired else 0)
+            assert all(not d.permanent or number == errno.EIO for d in damage)
+            assert len(damage) == (1 if fs.fired and call != "close" else 0)
+            assert len(found) == 2
             if damage:
                 # What the unread manifest needs must survive this run's clean-up.
                 writer = store.writer(lambda r: r.sequence)
@@ -205,18 +217,18 @@ def test_a_disk_that_turns_read_only() -> None:
     assert world.writer.suspended == "the cache folder (simulated): the disk is read-only"
     assert not world.writer.probe()
     assert restored_bytes(world.store, world.record(A1.name)) == expected_bytes(A1)
-    with pytest.raises(StoreError, match="cannot be"):
-        DiskStore(sim.clone(killed=True).__class__(), 1) if False else _open_read_only(sim)
+    with pytest.raises(StoreError, match="Read-only"):
+        DiskStore(_read_only(sim), 1)
     sim.read_only = False
     assert world.writer.probe()
     world.write_durably(A2)
     assert world.store.catalogue.check() == []
 
 
-def _open_read_only(sim: SimFS) -> None:
-    copy = SimFS()
+def _read_only(sim: SimFS) -> SimFS:
+    copy = sim.clone(killed=True)
     copy.read_only = True
-    DiskStore(copy, 1)
+    return copy
 
 
 def test_a_folder_that_goes_away(tmp_path) -> None:

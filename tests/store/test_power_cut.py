@@ -83,9 +83,7 @@ def scenario(cutter: Cutter) -> SimFS:
     assert world.retired
     # A damaged private file takes its checkpoint along, a damaged chunk all that need it.
     survivor = world.store.catalogue.records()[-1]
-    world.writer.quarantine(
-        Damage(world.store.layout.chunks, survivor.chunks[0].key + ".chunk", DamageReason.CHECKSUM)
-    )
+    world.writer.quarantine(Damage(world.store.layout.chunks, survivor.chunks[0].key + ".chunk", DamageReason.CHECKSUM))
     world.run()
     world.write_durably(OTHER)
     # A write given up in the middle leaves debris only.
@@ -134,7 +132,7 @@ def report(cutter: Cutter) -> None:
 
 
 def test_no_power_cut_leaves_half_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
-    cutter = run(limit=24, restart_every=9)
+    cutter = run(limit=16, restart_every=12)
     with capsys.disabled():
         report(cutter)
     assert cutter.n_boundaries > 300

@@ -162,7 +162,9 @@ class World:
         return outcome.record
 
 
-def restored_bytes(store: DiskStore, record: DiskRecord, **options: object) -> dict[tuple[PartKind, int], bytes] | Damage:
+def restored_bytes(
+    store: DiskStore, record: DiskRecord, **options: object
+) -> dict[tuple[PartKind, int], bytes] | Damage:
     """Everything a restore hands over, by part; or the damage that ended it."""
     got: dict[tuple[PartKind, int], bytearray] = {}
     for piece in store.restore(record, **options):  # type: ignore[arg-type]
