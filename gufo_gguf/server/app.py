@@ -13,13 +13,13 @@ from starlette.middleware.cors import CORSMiddleware
 from gufo_gguf import __version__
 from gufo_gguf.server.chat.clock import ConversationClock
 from gufo_gguf.server.errors import install_handlers
-from gufo_gguf.server.middleware import Guard, RequestLog
+from gufo_gguf.server.middleware import Guard, LastResort, RequestLog
 from gufo_gguf.server.port import EnginePort
-from gufo_gguf.server.routes import chat, completions, models
+from gufo_gguf.server.routes import anthropic, cache, chat, completions, llama, metrics, models, root
 from gufo_gguf.server.settings import ServerSettings
 from gufo_gguf.server.state import Active, State
 
-ROUTERS = (chat.router, completions.router, models.router)
+ROUTERS = tuple(m.router for m in (anthropic, cache, chat, completions, llama, metrics, models, root))
 
 
 def create_app(
@@ -67,6 +67,7 @@ def create_app(
             allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
             allow_headers=["*"],
         )
+    app.add_middleware(LastResort)
     if settings.log_requests:
         app.add_middleware(RequestLog)
     return app

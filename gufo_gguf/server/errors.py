@@ -177,5 +177,5 @@ def install_handlers(app: FastAPI) -> None:
             log_failure(request.url.path, error)
         return problem_response(problem, request.url.path)
 
-    for kind in (ProblemError, GufoError, RequestValidationError, HTTPException, UnicodeError, Exception):
+    for kind in (ProblemError, GufoError, RequestValidationError, HTTPException, UnicodeError):
         app.add_exception_handler(kind, handle)

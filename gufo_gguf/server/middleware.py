@@ -1,6 +1,6 @@
 """What every request passes before a route sees it, as plain ASGI.
 
-    request ─► log ─► CORS ─► guard (content type, key, body size) ─► routes
+    request ─► log ─► last resort ─► CORS ─► guard (content type, key, body size) ─► routes
 
 Starlette's BaseHTTPMiddleware was rejected: it hides the client's disconnect from the response, and
 a lost client must free its slot.
@@ -18,8 +18,9 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gufo_gguf.server.errors import Problem, problem_response
+from gufo_gguf.server.errors import Problem, log_failure, problem_of, problem_response
 from gufo_gguf.server.settings import ServerSettings
+from gufo_gguf.server.sse import ClientGone
 
 log = logging.getLogger("gufo.access")
 
@@ -56,6 +57,34 @@ class RequestLog:
             )
 
 
+class LastResort:
+    """An error that nobody expected becomes a 500 here; further out, its message would be logged."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = False
+
+        async def watch(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watch)
+        except ClientGone:
+            pass
+        except Exception as error:
+            log_failure(scope["path"], error)
+            if started:
+                raise ConnectionAbortedError("the response was cut") from None  # closes the connection
+            await problem_response(problem_of(error), scope["path"])(scope, receive, send)
+
+
 class Guard:
     """Refuses what no route should see: a wrong key, a body too large, a form posted by a web page."""
 
@@ -82,7 +111,7 @@ class Guard:
     def _key_problem(self, scope: Scope, headers: Headers) -> Problem | None:
         if not self._keys or scope["path"] in PUBLIC_PATHS or scope["method"] == "OPTIONS":
             return None
-        given = hashlib.sha256(_key_of(headers).encode("utf-8", "surrogateescape")).digest()
+        given = hashlib.sha256(_key_of(headers).encode("latin-1")).digest()
         # all are compared, so that the time does not say which one came close
         matches = [hmac.compare_digest(given, key) for key in self._keys]
         if not any(matches):

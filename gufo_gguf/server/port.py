@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 from gufo_gguf.backend.base import BackendInfo
-from gufo_gguf.backend.chat import ChatInput, ChatMessage, MessageDelta, Rendered, TemplateInfo
+from gufo_gguf.backend.chat import ChatInput, Rendered, TemplateInfo
+from gufo_gguf.backend.message_parser import ChatMessage, MessageDelta
 from gufo_gguf.cache.types import Tokens
 from gufo_gguf.engine.types import Event, GenerateRequest
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gufo_gguf.backend.base import BackendInfo
-from gufo_gguf.backend.chat import ChatInput, ChatMessage, MessageDelta, Rendered, TemplateInfo, ToolCall
+from gufo_gguf.backend.chat import ChatInput, Rendered, TemplateInfo
+from gufo_gguf.backend.message_parser import ChatMessage, MessageDelta, ToolCall
 from gufo_gguf.cache.types import MissReason, RequestReport, ReuseSource, Tokens
 from gufo_gguf.core.errors import ContextLengthExceeded, Overloaded, RequestError
 from gufo_gguf.engine.types import (

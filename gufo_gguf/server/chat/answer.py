@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gufo_gguf.backend.chat import ChatMessage, MessageDelta
+from gufo_gguf.backend.message_parser import ChatMessage, MessageDelta
 from gufo_gguf.engine.types import Event, Finished, FinishReason, TextDelta, TokenLogprob
 from gufo_gguf.server.port import ParserPort
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gufo_gguf.backend.chat import ChatMessage, MessageDelta
+from gufo_gguf.backend.message_parser import ChatMessage, MessageDelta
 from gufo_gguf.engine.types import Event, Finished, PrefillProgress
 from gufo_gguf.server.chat.answer import Answer
 from gufo_gguf.server.completion_out import Envelope, progress_dict

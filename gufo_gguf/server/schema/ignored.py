@@ -62,7 +62,6 @@ OUTPUT_HINTS = frozenset(
         "web_search_options",
         "backend_sampling",
         "include",
-        "output_config",
         "truncation",
         "mcp_servers",
         "reasoning_split",

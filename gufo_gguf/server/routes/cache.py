@@ -1,0 +1,60 @@
+"""GET /v1/cache and /v1/cache/events: what the cache holds, and why.
+
+Events carry numbers, reasons and boundaries; never text or token ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from gufo_gguf.server.state import State, StateDep
+from gufo_gguf.server.wire import JsonResponse, named_frame
+
+router = APIRouter()
+
+_POLL_S = 0.5
+_PAGE = 1000
+
+
+@router.get("/v1/cache", response_model=None)
+async def cache(state: StateDep) -> Response:
+    """Budgets, checkpoints, chunks and tiers."""
+    status = await run_in_threadpool(state.engine.cache_status)
+    return JsonResponse({"object": "cache", "model": state.engine.model_id, **status})
+
+
+Since = Annotated[int, Query(ge=0, description="Only events with a larger sequence number.")]
+Limit = Annotated[int, Query(ge=1, le=10_000)]
+
+
+@router.get("/v1/cache/events", response_model=None)
+async def events(
+    request: Request, state: StateDep, since: Since = 0, limit: Limit = _PAGE, stream: bool = False
+) -> Response:
+    """Decisions, oldest first; as server-sent events with ``stream=true`` or by the Accept header."""
+    if stream or "text/event-stream" in request.headers.get("accept", ""):
+        return StreamingResponse(_follow(state, request, since), media_type="text/event-stream")
+    found = await run_in_threadpool(state.engine.cache_events, since, limit)
+    return JsonResponse({"object": "list", "data": found})
+
+
+async def _follow(state: State, request: Request, since: int) -> AsyncIterator[bytes]:
+    """Polled: the decisions are the owner thread's, and it is not to wait for readers."""
+    silent_s = 0.0
+    while not state.active.draining and not await request.is_disconnected():
+        found = await run_in_threadpool(state.engine.cache_events, since, _PAGE)
+        for event in found:
+            since = max(since, int(event["seq"]))
+            yield named_frame("cache", event)
+        silent_s = 0.0 if found else silent_s + _POLL_S
+        if silent_s >= state.settings.keepalive_s:
+            silent_s = 0.0
+            yield named_frame("ping", {})
+        if len(found) < _PAGE:
+            await asyncio.sleep(_POLL_S)
