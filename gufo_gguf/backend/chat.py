@@ -1,23 +1,22 @@
-"""Chat templates: messages in, prompt and output format out; model output in, message out.
+"""Chat templates: messages in, prompt and output format out (answers: message_parser.py).
 
 Templates, tool-call formats and grammars are llama.cpp's ``common_chat_*`` (``native/src/chat.cpp``):
 what llama-server's users rely on, and no second parser in Python.  This file only brings requests
 into the shape that the native side accepts, without changing what a template would print.
 
-Handles may be used from any thread: rendering changes nothing in them.  A MessageParser belongs to
-one request.
+A ChatFormat may be used from any thread: rendering changes nothing in it.
 """
 
 from __future__ import annotations
 
 import ctypes as ct
 import json
-import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gufo_gguf.backend import cabi
+from gufo_gguf.backend.message_parser import MessageParser
 from gufo_gguf.backend.stable import StableSearch, Tokenize
 from gufo_gguf.cache.types import Tokens
 from gufo_gguf.core.errors import RequestError
@@ -76,14 +75,10 @@ class Rendered:
 
     def sampling(self, params: SamplingParams) -> SamplingParams:
         """``params`` with what this format asks for; a grammar of the request itself stays."""
-        with_grammar = (
-            {"grammar": self.grammar, "grammar_type": "tool_calls", "grammar_lazy": self.grammar_lazy}
-            if self.grammar
-            else {}
-        )
+        if self.grammar:
+            params = replace(params, grammar=self.grammar, grammar_type="tool_calls", grammar_lazy=self.grammar_lazy)
         return replace(
             params,
-            **with_grammar,
             grammar_triggers=self.grammar_triggers,
             preserved_tokens=[*params.preserved_tokens, *self.preserved_tokens],
             generation_prompt=self.generation_prompt,
@@ -103,35 +98,6 @@ class TemplateInfo:
     supports_thinking: bool
     bos_token: str
     eos_token: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    id: str
-    name: str
-    arguments: str
-    """JSON, or its beginning while it streams."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    content: str
-    reasoning_content: str
-    tool_calls: tuple[ToolCall, ...]
-    unparsed: bool
-    """The text was not in the template's output format, so (some of) it came back as content."""
-
-
-@dataclass(frozen=True, slots=True)
-class MessageDelta:
-    """One of the three; a tool call's first delta carries id and name, later ones arguments only."""
-
-    content: str = ""
-    reasoning_content: str = ""
-    tool_index: int | None = None
-    tool_id: str = ""
-    tool_name: str = ""
-    arguments: str = ""
 
 
 def _arguments(value: object, *, must_parse: bool) -> str:
@@ -257,89 +223,3 @@ class ChatFormat:
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
             self.close()
-
-
-def new_tool_call_id() -> str:
-    return "call_" + secrets.token_hex(12)
-
-
-class MessageParser:
-    """An answer's text as a message, piece by piece.
-
-    The concatenated deltas are the final message; nothing sent is taken back.  ``feed`` never fails
-    on what a model writes: text out of format comes back as content.
-    """
-
-    def __init__(
-        self, lib: ct.CDLL, rendered: Rendered, *, echo: bool = False, new_id: Callable[[], str] = new_tool_call_id
-    ) -> None:
-        """``echo``: a continued message's beginning is part of the result.  ``new_id`` names tool
-        calls for which the format has no ids."""
-        self._lib = cabi.bind(lib)
-        self._new_id = new_id
-        self._ids: list[str] = []
-        params = {
-            "format": rendered.format,
-            "generation_prompt": rendered.generation_prompt,
-            "parser": rendered.parser,
-            "is_continuation": rendered.is_continuation,
-            "echo": echo,
-            "thinking_end_tags": rendered.thinking_end_tags,
-        }
-        self._handle: int | None = cabi.made(lib, lib.gufo_chat_parser_new(cabi.to_json(params)))
-
-    def _id(self, index: int, given: str) -> str:
-        while len(self._ids) <= index:
-            self._ids.append("")
-        if not self._ids[index]:
-            self._ids[index] = given or self._new_id()
-        return self._ids[index]
-
-    def feed(self, text: str, *, final: bool = False) -> list[MessageDelta]:
-        """Append text (complete UTF-8); ``final`` once, with the last piece."""
-        raw = text.encode("utf-8", "replace")
-        out: list[MessageDelta] = []
-        for delta in cabi.call_for_json(
-            self._lib, self._lib.gufo_chat_parser_feed, self._handle, raw, len(raw), int(final)
-        ):
-            call = delta.get("tool_call")
-            if call is None:
-                out.append(MessageDelta(delta.get("content", ""), delta.get("reasoning_content", "")))
-                continue
-            index = call["index"]
-            tool_id = self._id(index, call["id"]) if call["name"] else ""
-            out.append(
-                MessageDelta(
-                    tool_index=index, tool_id=tool_id, tool_name=call["name"], arguments=call["arguments"]
-                )
-            )
-        return out
-
-    @property
-    def message(self) -> ChatMessage:
-        """The whole so far."""
-        raw = cabi.call_for_json(self._lib, self._lib.gufo_chat_parser_message, self._handle)
-        calls = tuple(
-            ToolCall(self._id(i, call["id"]), call["name"], call["arguments"])
-            for i, call in enumerate(raw["tool_calls"])
-        )
-        return ChatMessage(raw["content"], raw["reasoning_content"], calls, raw["unparsed"])
-
-    def close(self) -> None:
-        handle, self._handle = self._handle, None
-        if handle:
-            self._lib.gufo_chat_parser_free(handle)
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None):
-            self.close()
-
-
-def parse_message(lib: ct.CDLL, rendered: Rendered, text: str, *, partial: bool = False) -> ChatMessage:
-    """The message of a whole text, or of its beginning."""
-    parser = MessageParser(lib, rendered)
-    try:
-        parser.feed(text, final=not partial)
-        return parser.message
-    finally:
-        parser.close()

@@ -29,9 +29,7 @@ def params_json(params: SamplingParams, extra: Mapping[str, Any] | None = None) 
     """The fields as the native side reads them: absent = default, a banned token's bias = false."""
     values = {f.name: getattr(params, f.name) for f in fields(params)}
     values["seed"] = RANDOM_SEED if params.seed is None else params.seed % 2**32
-    values["logit_bias"] = [
-        [token, False if bias == -math.inf else bias] for token, bias in params.logit_bias.items()
-    ]
+    values["logit_bias"] = [[token, False if bias == -math.inf else bias] for token, bias in params.logit_bias.items()]
     values.update(extra or {})
     return cabi.to_json({name: value for name, value in values.items() if value is not None})
 
@@ -152,9 +150,7 @@ def top_logprobs(lib: ct.CDLL, logits: Logits, token: int, n: int) -> tuple[floa
     own = ct.c_float()
     cabi.check(
         lib,
-        lib.gufo_logprobs(
-            logits.ctypes.data, logits.size, token, n, ids.ctypes.data, top.ctypes.data, ct.byref(own)
-        ),
+        lib.gufo_logprobs(logits.ctypes.data, logits.size, token, n, ids.ctypes.data, top.ctypes.data, ct.byref(own)),
     )
     return own.value, list(zip(ids.tolist(), top.tolist(), strict=True))
 

@@ -24,9 +24,7 @@ texts share do not depend on what follows: only the rest is tokenized.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -62,6 +60,18 @@ def common_prefix(a: Tokens, b: Tokens) -> int:
     return int(different[0]) if different.size else n
 
 
+def common_chars(a: str, b: str) -> int:
+    """Number of equal leading characters; by halving, since slices compare at memory speed."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 class StableSearch:
     """One template's renderer and one tokenizer."""
 
@@ -82,9 +92,7 @@ class StableSearch:
             self._without_opening(plain, rendered),
             self._prompt_of(replace(plain, messages=[*chat.messages, PROBE_ANSWER, PROBE_QUESTION])),
         )
-        found = {
-            self._shared_tokens(rendered.prompt, prompt_tokens, other) for other in others if other is not None
-        }
+        found = {self._shared_tokens(rendered.prompt, prompt_tokens, other) for other in others if other is not None}
         return tuple(sorted(found - {0}))
 
     def _without_opening(self, chat: ChatInput, rendered: Rendered) -> str | None:
@@ -100,7 +108,7 @@ class StableSearch:
             return None
 
     def _shared_tokens(self, prompt: str, prompt_tokens: Tokens, other: str) -> int:
-        shared_chars = len(os.path.commonprefix((prompt, other)))
+        shared_chars = common_chars(prompt, other)
         cut = self._last_special(prompt, prompt_tokens, shared_chars)
         if cut is not None:
             char, token = cut

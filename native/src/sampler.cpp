@@ -10,19 +10,17 @@
 //     no: candidates <- logits;  budget;  grammar;  chain       -> token
 //
 // which is common_sampler_sample()'s order, draws included.  The chain lives in a common_sampler
-// made by common_sampler_init(); grammar and budget are made here from the same parameters, because
-// common_sampler keeps its own where no caller can reach them.  "reference": true in the
+// made by common_sampler_init(); grammar and budget are ours (constraints.cpp).  "reference": true in the
 // parameters leaves everything to common_sampler_sample(); tests compare the two.
 // Rejected: writing stored logits into the context (private members, and a later decode in flight
 // would own that buffer); a second sampler of our own design.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <memory>
 #include <vector>
 
+#include "constraints.h"
 #include "error.h"
-#include "grammar_check.h"
 #include "gufo.h"
 #include "json-schema-to-grammar.h"
 #include "json_util.h"
@@ -32,105 +30,11 @@
 #include "sampler_params.h"
 #include "sampling.h"
 
-namespace {
+using gufo::sampler_ptr;
 
-struct sampler_free {
-    void operator()(llama_sampler * s) const { llama_sampler_free(s); }
-};
-using sampler_ptr = std::unique_ptr<llama_sampler, sampler_free>;
-
-sampler_ptr copy_of(const sampler_ptr & s) {
+static sampler_ptr copy_of(const sampler_ptr & s) {
     return sampler_ptr(s ? llama_sampler_clone(s.get()) : nullptr);
 }
-
-// The template's assistant opening as tokens; a tokenizer may put a space in front of it, which
-// the prompt does not have.
-std::vector<llama_token> opening_tokens(const llama_vocab * vocab, const std::string & text) {
-    std::vector<llama_token> tokens = common_tokenize(vocab, text, false, true);
-    if (!tokens.empty()) {
-        const std::string piece = common_token_to_piece(vocab, tokens.front(), true);
-        if (!piece.empty() && std::isspace(static_cast<unsigned char>(piece[0])) &&
-            !std::isspace(static_cast<unsigned char>(text[0]))) {
-            tokens.erase(tokens.begin());
-        }
-    }
-    return tokens;
-}
-
-sampler_ptr make_grammar(const llama_vocab * vocab, const common_params_sampling & p,
-                         const std::vector<llama_token> & opening) {
-    const std::string & text = common_grammar_value(p.grammar);
-    if (text.empty()) {
-        return nullptr;
-    }
-    gufo_check_grammar(vocab, text);
-
-    std::vector<std::string> patterns;
-    std::vector<llama_token> tokens;
-    for (const auto & trigger : p.grammar_triggers) {
-        switch (trigger.type) {
-            case COMMON_GRAMMAR_TRIGGER_TYPE_TOKEN:
-                tokens.push_back(trigger.token);
-                break;
-            case COMMON_GRAMMAR_TRIGGER_TYPE_WORD:
-                patterns.push_back(regex_escape(trigger.value));
-                break;
-            case COMMON_GRAMMAR_TRIGGER_TYPE_PATTERN:
-                patterns.push_back(trigger.value);
-                break;
-            case COMMON_GRAMMAR_TRIGGER_TYPE_PATTERN_FULL: {
-                const std::string & v = trigger.value;
-                patterns.push_back((v.empty() || v.front() != '^' ? "^" : "") + v +
-                                   (v.empty() || v.back() != '$' ? "$" : ""));
-                break;
-            }
-        }
-    }
-    std::vector<const char *> pattern_ptrs;
-    for (const auto & pattern : patterns) {
-        pattern_ptrs.push_back(pattern.c_str());
-    }
-
-    sampler_ptr grammar;
-    try {
-        grammar.reset(p.grammar_lazy
-                          ? llama_sampler_init_grammar_lazy_patterns(vocab, text.c_str(), "root", pattern_ptrs.data(),
-                                                                     pattern_ptrs.size(), tokens.data(), tokens.size())
-                          : llama_sampler_init_grammar(vocab, text.c_str(), "root"));
-    } catch (const std::exception & e) {
-        gufo::bad_field("grammar_triggers", e.what());
-    }
-    if (!grammar) {
-        gufo::bad_field("grammar", "a rule refers to itself at its own beginning (left recursion)");
-    }
-    if (!p.grammar_lazy && common_grammar_needs_prefill(p.grammar)) {
-        try {
-            for (const llama_token token : opening) {
-                llama_sampler_accept(grammar.get(), token);
-            }
-        } catch (const std::exception & e) {
-            gufo::bad_field("grammar", std::string("does not accept the template's opening: ") + e.what());
-        }
-    }
-    return grammar;
-}
-
-sampler_ptr make_budget(const llama_vocab * vocab, const common_params_sampling & p,
-                        const std::vector<llama_token> & opening) {
-    const bool wanted = p.grammar_lazy || p.reasoning_budget_tokens >= 0 || p.reasoning_control;
-    if (p.reasoning_budget_start.empty() || p.reasoning_budget_end.empty() || !wanted) {
-        return nullptr;
-    }
-    const int32_t n_max = p.reasoning_budget_tokens < 0 ? std::numeric_limits<int32_t>::max() : p.reasoning_budget_tokens;
-    sampler_ptr budget(common_reasoning_budget_init(vocab, { p.reasoning_budget_start }, p.reasoning_budget_end,
-                                                    p.reasoning_budget_forced, n_max));
-    for (const llama_token token : opening) {
-        llama_sampler_accept(budget.get(), token);
-    }
-    return budget;
-}
-
-}  // namespace
 
 struct gufo_sampler {
     const llama_vocab * vocab = nullptr;
@@ -242,10 +146,10 @@ gufo_sampler * gufo_sampler_new(const void * model_ptr, const char * params_json
         s->candidates.resize(llama_vocab_n_tokens(s->vocab));
 
         common_params_sampling chain = s->params;
-        const auto opening = opening_tokens(s->vocab, s->params.generation_prompt);
+        const auto opening = gufo::opening_tokens(s->vocab, s->params.generation_prompt);
         if (!s->reference) {
-            s->grammar_fresh = make_grammar(s->vocab, s->params, opening);
-            s->budget_fresh = make_budget(s->vocab, s->params, opening);
+            s->grammar_fresh = gufo::make_grammar(s->vocab, s->params, opening);
+            s->budget_fresh = gufo::make_budget(s->vocab, s->params, opening);
             s->grammar = copy_of(s->grammar_fresh);
             s->budget = copy_of(s->budget_fresh);
             chain.grammar = {};

@@ -1,4 +1,4 @@
-"""One small backend for the native tests of sampling and templates."""
+"""One small backend, its own template and others, for the native tests of sampling and templates."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gufo_gguf.backend import native
+from gufo_gguf.backend.chat import ChatFormat
 from gufo_gguf.backend.llama import LlamaBackend, LlamaOptions
 
 
@@ -18,6 +19,20 @@ def backend(tiny_model: Callable[..., Path]) -> Iterator[LlamaBackend]:
         yield opened
 
 
-@pytest.fixture
+@pytest.fixture(scope="package")
 def lib(backend: LlamaBackend) -> ctypes.CDLL:
     return native.library()
+
+
+@pytest.fixture(scope="package")
+def own(lib: ctypes.CDLL, backend: LlamaBackend) -> Iterator[ChatFormat]:
+    """The generated models' own template: ChatML with tools and reasoning."""
+    chat = ChatFormat(lib, backend.model_ptr)
+    yield chat
+    chat.close()
+
+
+@pytest.fixture(scope="package")
+def of(lib: ctypes.CDLL, backend: LlamaBackend) -> Callable[[str], ChatFormat]:
+    """The format of another template, with that model's vocabulary."""
+    return lambda source: ChatFormat(lib, backend.model_ptr, source)

@@ -1,4 +1,10 @@
-"""Chat templates written for the tests, each with one trait of real ones."""
+"""Chat templates written for the tests, each with one trait of real ones, and requests to render."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gufo_gguf.backend.chat import ChatInput
 
 PLAIN = """\
 {%- for m in messages -%}
@@ -33,7 +39,32 @@ ONE_TURN = """\
 
 # The date in the system prompt, in the three ways templates have.
 DATED = """\
-{{ '<|im_start|>system\\n' + strftime_now('%d %B %Y %H:%M') + ' / ' + date_string + ' / ' + datetime + '<|im_end|>\\n' }}
+{{ '<|im_start|>system\\n' + strftime_now('%d %B %Y %H:%M') + ' / ' + date_string + ' / ' + datetime }}
+{{- '<|im_end|>\\n' }}
 {%- for m in messages -%}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
 """
+
+READ_FILE = {
+    "type": "function",
+    "function": {
+        "name": "read_file",
+        "description": "Read a file",
+        "parameters": {
+            "type": "object",
+            "properties": {"path": {"type": "string"}, "lines": {"type": "integer"}},
+            "required": ["path"],
+        },
+    },
+}
+LIST_DIR = {
+    "type": "function",
+    "function": {"name": "list_dir", "parameters": {"type": "object", "properties": {"dir": {"type": "string"}}}},
+}
+ASK = ChatInput(messages=[{"role": "user", "content": "read a.txt"}])
+WITH_TOOLS = replace(ASK, tools=[READ_FILE, LIST_DIR])
+ANSWER = (
+    "<think>\nI should read it.\n</think>\n\nLet me see.\n"
+    '<tool_call>\n{"name": "read_file", "arguments": {"path": "a.txt", "lines": 3}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "list_dir", "arguments": {"dir": "."}}\n</tool_call>'
+)

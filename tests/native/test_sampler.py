@@ -129,9 +129,8 @@ def test_accepting_what_the_grammar_forbids_is_an_error_and_never_ends_the_proce
     backend: LlamaBackend, lib: ctypes.CDLL
 ) -> None:
     params = SamplingParams(grammar='root ::= "yes"')
-    with Sampler(lib, backend.model_ptr, params) as sampler:
-        with pytest.raises(RequestError, match="may not end here"):
-            sampler.accept(backend.vocab().eos)
+    with Sampler(lib, backend.model_ptr, params) as sampler, pytest.raises(RequestError, match="may not end here"):
+        sampler.accept(backend.vocab().eos)
     with Sampler(lib, backend.model_ptr, params) as sampler, pytest.raises(Exception, match="grammar"):
         sampler.accept(ids_of(backend, "z")[0])
 

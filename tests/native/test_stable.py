@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.native.templates import FORGETS_REASONING, ONE_TURN, PLAIN
 
 from gufo_gguf.backend.chat import ChatFormat, ChatInput, Rendered
 from gufo_gguf.backend.llama import LlamaBackend
@@ -19,6 +17,7 @@ from gufo_gguf.backend.stable import PROBE_ANSWER, PROBE_QUESTION, StableSearch,
 from gufo_gguf.cache.types import Tokens
 from gufo_gguf.core.errors import RequestError
 from gufo_gguf.engine.types import as_tokens
+from tests.native.templates import FORGETS_REASONING, ONE_TURN, PLAIN
 
 pytestmark = pytest.mark.native
 
@@ -39,24 +38,10 @@ TOOL_LOOP = ChatInput(
 Tokenizer = Callable[[str], Tokens]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def tokenize(backend: LlamaBackend) -> Tokenizer:
     vocab = backend.vocab()
     return lambda text: as_tokens(vocab.tokenize(text, add_special=True, parse_special=True))
-
-
-@pytest.fixture(scope="module")
-def own(backend: LlamaBackend) -> Iterator[ChatFormat]:
-    from gufo_gguf.backend import native
-
-    chat = ChatFormat(native.library(), backend.model_ptr)
-    yield chat
-    chat.close()
-
-
-@pytest.fixture
-def of(lib: ctypes.CDLL, backend: LlamaBackend) -> Callable[[str], ChatFormat]:
-    return lambda source: ChatFormat(lib, backend.model_ptr, source)
 
 
 def texts_at(chat: ChatFormat, conversation: ChatInput, tokenize: Tokenizer, backend: LlamaBackend) -> list[str]:
@@ -168,7 +153,10 @@ def test_only_the_end_is_tokenized_anew(own: ChatFormat, tokenize: Tokenizer) ->
 
 CONTENT = st.lists(
     st.sampled_from(
-        ["<|im_end|>", "<|im_start|>", "<think>", "</think>", "<b>", "[x]", "\n", "\n\n", " ", "word", "é", "1", "<", "a.b"]
+        (
+            *("<|im_end|>", "<|im_start|>", "<think>", "</think>", "<b>", "[x]"),
+            *("word", "é", "1", "<", "a.b", " ", "\n", "\n\n"),
+        )
     ),
     max_size=8,
 ).map("".join)
@@ -181,12 +169,15 @@ CONTENT = st.lists(
     source=st.sampled_from(["own", PLAIN, FORGETS_REASONING]),
 )
 def test_the_short_way_agrees_with_the_definition(
-    own: ChatFormat, backend: LlamaBackend, tokenize: Tokenizer, contents: list[str], reasoning: str, source: str
+    own: ChatFormat,
+    of: Callable[[str], ChatFormat],
+    tokenize: Tokenizer,
+    contents: list[str],
+    reasoning: str,
+    source: str,
 ) -> None:
     """Also when the messages contain the text of special tokens."""
-    from gufo_gguf.backend import native
-
-    chat = own if source == "own" else ChatFormat(native.library(), backend.model_ptr, source)
+    chat = own if source == "own" else of(source)
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": text}
         if i % 2 == 0
