@@ -95,16 +95,24 @@ class Backend(Protocol):
         ...
 
     # -- state in --------------------------------------------------------------------------------
-    def begin_restore(self, slot: int, tokens: Tokens, keep_rows: int = 0) -> None:
+    def begin_restore(self, slot: int, tokens: Tokens, keep_rows: int = 0, *, trusted: bool = False) -> None:
         """Make the slot non-executable and announce its state after ``tokens``.
 
         The first keep_rows rows stay as they are (they must be the rows of these tokens by
-        inheritance); all others go.
+        inheritance); all others go.  ``trusted``: the payloads are what this backend gave out and
+        were guarded since; otherwise they are searched for NaN.
         """
         ...
 
     def load_rows(self, slot: int, first: int, n: int, buffer: Bytes, buffer_rows: int) -> None:
         """Put the first n rows of a packed buffer of buffer_rows rows at [first, first + n)."""
+        ...
+
+    def load_pieces(self, slot: int, pieces: Sequence[tuple[int, int, Bytes, int]]) -> None:
+        """Many (first, n, buffer, buffer_rows), ascending.
+
+        The copies may only be queued: the buffers stay as they are until finish or abort.
+        """
         ...
 
     def load_private(self, slot: int, buffer: Bytes) -> None: ...

@@ -196,7 +196,7 @@ class FakeBackend:
         out[: self._private_bytes] = payload
 
     # -- state in --------------------------------------------------------------------------------
-    def begin_restore(self, slot: int, tokens: Tokens, keep_rows: int = 0) -> None:
+    def begin_restore(self, slot: int, tokens: Tokens, keep_rows: int = 0, *, trusted: bool = False) -> None:
         self._fail("begin_restore")
         state = self._ready(slot)
         target = [int(t) for t in tokens]
@@ -231,6 +231,10 @@ class FakeBackend:
             column += width
             offset += buffer_rows * width
         state.loaded[first : first + n] = 1
+
+    def load_pieces(self, slot: int, pieces: Sequence[tuple[int, int, Bytes, int]]) -> None:
+        for first, n, buffer, buffer_rows in pieces:
+            self.load_rows(slot, first, n, buffer, buffer_rows)
 
     def load_private(self, slot: int, buffer: Bytes) -> None:
         self._fail("load_private")

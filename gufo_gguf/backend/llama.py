@@ -272,12 +272,25 @@ class LlamaBackend:
     def private_out(self, slot: int, out: Bytes) -> None:
         native.check(self._lib.gufo_private_out(self._state, slot, native.pointer(out), out.nbytes))
 
-    def begin_restore(self, slot: int, tokens: Tokens, keep_rows: int = 0) -> None:
+    def begin_restore(self, slot: int, tokens: Tokens, keep_rows: int = 0, *, trusted: bool = False) -> None:
+        """See ``Backend``.  ``trusted``: skip the search for NaN; only for payloads this backend gave
+        out itself and that were guarded (RAM) or checksummed (disk) since."""
         ids = np.ascontiguousarray(tokens, dtype=np.int32)
-        native.check(self._lib.gufo_begin_restore(self._state, slot, native.pointer(ids), ids.size, keep_rows))
+        native.check(self._lib.gufo_begin_restore(self._state, slot, native.pointer(ids), ids.size, keep_rows, trusted))
 
     def load_rows(self, slot: int, first: int, n: int, buffer: Bytes, buffer_rows: int) -> None:
-        native.check(self._lib.gufo_load_rows(self._state, slot, first, n, native.pointer(buffer), buffer.nbytes, buffer_rows))
+        self.load_pieces(slot, [(first, n, buffer, buffer_rows)])
+
+    def load_pieces(self, slot: int, pieces: Sequence[tuple[int, int, Bytes, int]]) -> None:
+        """Many (first, n, buffer, buffer_rows) at once: buffers at one distance go in one copy per tensor.
+
+        On a device the copies are only queued: keep the buffers as they are until finish or abort.
+        """
+        raw = (native.NativePiece * len(pieces))()
+        for out, (first, n, buffer, buffer_rows) in zip(raw, pieces, strict=True):
+            out.buffer, out.buffer_bytes = native.pointer(buffer), buffer.nbytes
+            out.first, out.n, out.buffer_rows = first, n, buffer_rows
+        native.check(self._lib.gufo_load_pieces(self._state, slot, raw, len(pieces)))
 
     def load_private(self, slot: int, buffer: Bytes) -> None:
         native.check(self._lib.gufo_load_private(self._state, slot, native.pointer(buffer), buffer.nbytes))

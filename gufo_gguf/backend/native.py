@@ -36,6 +36,18 @@ class NativeComponent(c.Structure):
     ]
 
 
+class NativePiece(c.Structure):
+    """Mirror of ``struct gufo_piece``."""
+
+    _fields_ = [
+        ("buffer", _P),
+        ("buffer_bytes", _U64),
+        ("first", _U32),
+        ("n", _U32),
+        ("buffer_rows", _U32),
+    ]
+
+
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gufo_abi_version": (c.c_int, []),
     "gufo_last_error": (_S, []),
@@ -58,8 +70,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gufo_clear_all": (c.c_int, [_P]),
     "gufo_rows_out": (c.c_int, [_P, _U32, _U32, _U32, _P, _U64]),
     "gufo_private_out": (c.c_int, [_P, _U32, _P, _U64]),
-    "gufo_begin_restore": (c.c_int, [_P, _U32, _P, _U32, _U32]),
-    "gufo_load_rows": (c.c_int, [_P, _U32, _U32, _U32, _P, _U64, _U32]),
+    "gufo_begin_restore": (c.c_int, [_P, _U32, _P, _U32, _U32, c.c_int]),
+    "gufo_load_pieces": (c.c_int, [_P, _U32, c.POINTER(NativePiece), _U32]),
     "gufo_load_private": (c.c_int, [_P, _U32, _P, _U64]),
     "gufo_finish_restore": (c.c_int, [_P, _U32]),
     "gufo_abort_restore": (c.c_int, [_P, _U32]),

@@ -6,6 +6,7 @@ that could not be copied leaves no checkpoint.  Nothing here decides what to kee
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -78,24 +79,27 @@ class Executor:
         backend, slot = self._backend, lease.slot
         rows = backend.info.inventory
         assert rows is not None
-        backend.begin_restore(slot, tokens[: plan.n_tokens], plan.keep_rows)
-        for piece in plan.pieces:
-            buffer, buffer_rows = self._piece(piece, rows.row_bytes)
-            backend.load_rows(slot, piece.first_row, piece.n_rows, buffer, buffer_rows)
+        backend.begin_restore(slot, tokens[: plan.n_tokens], plan.keep_rows, trusted=True)
+        for in_ram, group in itertools.groupby(plan.pieces, lambda p: isinstance(p.source, FromBuffer)):
+            if in_ram:
+                backend.load_pieces(slot, [self._piece(p, rows.row_bytes) for p in group])
+                continue
+            for piece in group:  # one staging buffer: its copy is done before the next piece is read
+                backend.load_pieces(slot, [self._piece(piece, rows.row_bytes)])
         if plan.private is not None:
             backend.load_private(slot, self._buffer(plan.private))
         backend.finish_restore(slot)
 
-    def _piece(self, piece: Piece, row_bytes: int) -> tuple[Bytes, int]:
+    def _piece(self, piece: Piece, row_bytes: int) -> tuple[int, int, Bytes, int]:
         source = piece.source
         if isinstance(source, FromBuffer):
-            return self._buffer(source.buffer), source.buffer_rows
+            return piece.first_row, piece.n_rows, self._buffer(source.buffer), source.buffer_rows
         if isinstance(source, FromSlot):
             n_bytes = piece.n_rows * row_bytes
             if self._staging is None or self._staging.nbytes < n_bytes:
                 self._staging = self._backend.alloc(n_bytes)
             self._backend.rows_out(source.slot, piece.first_row, piece.n_rows, self._staging[:n_bytes])
-            return self._staging[:n_bytes], piece.n_rows
+            return piece.first_row, piece.n_rows, self._staging[:n_bytes], piece.n_rows
         raise BackendError(f"no reader for rows that lie in {type(source).__name__}")
 
     def preserve(self, copies: tuple[RowCopy, ...]) -> None:

@@ -89,10 +89,22 @@ GUFO_API int gufo_clear_all(gufo_state * state);
 GUFO_API int gufo_rows_out(gufo_state * state, uint32_t slot, uint32_t first, uint32_t n, void * out, uint64_t out_bytes);
 GUFO_API int gufo_private_out(gufo_state * state, uint32_t slot, void * out, uint64_t out_bytes);
 
-GUFO_API int gufo_begin_restore(gufo_state * state, uint32_t slot, const int32_t * tokens, uint32_t n_tokens, uint32_t keep_rows);
-// The first n rows of a packed buffer of buffer_rows rows; pieces in ascending order without gaps.
-GUFO_API int gufo_load_rows(gufo_state * state, uint32_t slot, uint32_t first, uint32_t n, const void * buffer, uint64_t buffer_bytes,
-                            uint32_t buffer_rows);
+// A range of rows in a packed host buffer: its first n of buffer_rows rows become [first, first + n).
+struct gufo_piece {
+    const void * buffer;
+    uint64_t buffer_bytes;
+    uint32_t first;
+    uint32_t n;
+    uint32_t buffer_rows;
+};
+
+// trusted != 0: the payloads are what this library gave out, checked against damage since; otherwise
+// everything that comes in is searched for NaN.
+GUFO_API int gufo_begin_restore(gufo_state * state, uint32_t slot, const int32_t * tokens, uint32_t n_tokens, uint32_t keep_rows,
+                                int trusted);
+// Pieces in ascending order without gaps. On a device the copies are queued: the buffers (and that of
+// load_private) must stay as they are until finish or abort.
+GUFO_API int gufo_load_pieces(gufo_state * state, uint32_t slot, const struct gufo_piece * pieces, uint32_t n_pieces);
 GUFO_API int gufo_load_private(gufo_state * state, uint32_t slot, const void * buffer, uint64_t buffer_bytes);
 GUFO_API int gufo_finish_restore(gufo_state * state, uint32_t slot);
 GUFO_API int gufo_abort_restore(gufo_state * state, uint32_t slot);

@@ -294,7 +294,7 @@ void memory::private_out(uint32_t slot, int32_t n_tokens, uint8_t * dst) const {
     io.finish();
 }
 
-void memory::private_in(uint32_t slot, int32_t n_tokens, const uint8_t * src, size_t n_bytes) {
+void memory::private_in(transfer & io, uint32_t slot, int32_t n_tokens, const uint8_t * src, size_t n_bytes) {
     private_header header;
     if (n_bytes != private_bytes_) {
         throw gufo_failure(GUFO_E_REJECTED, "the private state has " + std::to_string(n_bytes) + " bytes, this layout has " + std::to_string(private_bytes_));
@@ -307,7 +307,6 @@ void memory::private_in(uint32_t slot, int32_t n_tokens, const uint8_t * src, si
         throw gufo_failure(GUFO_E_REJECTED, "the private state is at token " + std::to_string(header.n_tokens) + ", the restore at " + std::to_string(n_tokens));
     }
     src += sizeof(header);
-    transfer io(ctx_);
     if (recr_) {
         std::vector<uint8_t> stream = recr_stream_[slot];
         const int32_t pos = n_tokens - 1;
@@ -360,7 +359,6 @@ void memory::private_in(uint32_t slot, int32_t n_tokens, const uint8_t * src, si
         }
         replay_cells(ring_cache_[0], slot, cells, pos, nullptr);
     }
-    io.finish();
 }
 
 void memory::replay_cells(const kv_template & t, uint32_t slot, const std::vector<uint32_t> & cells, const std::vector<int32_t> & pos,

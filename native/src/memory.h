@@ -22,6 +22,8 @@ class llama_memory_recurrent;
 
 namespace gufo {
 
+class transfer;
+
 // One tensor that holds rows of a slot; row j of the slot starts at j * row_bytes.
 struct row_tensor {
     std::string id;
@@ -75,7 +77,8 @@ public:
     std::vector<int32_t> positions(uint32_t slot) const;
 
     void private_out(uint32_t slot, int32_t n_tokens, uint8_t * dst) const;
-    void private_in(uint32_t slot, int32_t n_tokens, const uint8_t * src, size_t n_bytes);
+    // Copies are queued in io; src must live until io is finished.
+    void private_in(transfer & io, uint32_t slot, int32_t n_tokens, const uint8_t * src, size_t n_bytes);
     // Makes cells [0, n) of every row cache carry tokens 0 .. n-1 at positions 0 .. n-1.
     void set_cells(uint32_t slot, const int32_t * tokens, uint32_t n);
     void truncate(uint32_t slot, int32_t n_tokens);

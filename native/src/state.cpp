@@ -48,6 +48,7 @@ struct restore_progress {
     std::vector<int32_t> tokens;
     uint32_t next_row = 0;
     bool private_loaded = false;
+    std::unique_ptr<gufo::transfer> io;  // copies queued on a device; done when it goes
 };
 
 }  // namespace
@@ -317,7 +318,9 @@ int gufo_truncate(gufo_state * state, uint32_t slot, int32_t n_tokens) {
 int gufo_clear_all(gufo_state * state) {
     return guarded([&] {
         llama_memory_clear(llama_get_memory(state->ctx), true);
-        state->restore.assign(state->n_slots, restore_progress());
+        for (restore_progress & r : state->restore) {
+            r = restore_progress();
+        }
         state->output.assign(state->n_slots, -1);
         return static_cast<int>(GUFO_OK);
     });
@@ -356,7 +359,7 @@ int gufo_private_out(gufo_state * state, uint32_t slot, void * out, uint64_t out
     });
 }
 
-int gufo_begin_restore(gufo_state * state, uint32_t slot, const int32_t * tokens, uint32_t n_tokens, uint32_t keep_rows) {
+int gufo_begin_restore(gufo_state * state, uint32_t slot, const int32_t * tokens, uint32_t n_tokens, uint32_t keep_rows, int trusted) {
     return guarded([&] {
         state->check_runnable(slot);
         gufo::memory & mem = state->stateful();
@@ -374,30 +377,51 @@ int gufo_begin_restore(gufo_state * state, uint32_t slot, const int32_t * tokens
         r.tokens.assign(tokens, tokens + n_tokens);
         r.next_row = mem.row_bytes() ? keep_rows : n_tokens;
         r.private_loaded = mem.private_bytes() == 0;
+        r.io = std::make_unique<gufo::transfer>(state->ctx, trusted == 0);
         state->output[slot] = -1;
         return static_cast<int>(GUFO_OK);
     });
 }
 
-int gufo_load_rows(gufo_state * state, uint32_t slot, uint32_t first, uint32_t n, const void * buffer, uint64_t buffer_bytes,
-                   uint32_t buffer_rows) {
+// How many pieces from the first on can be copied as one block per tensor: whole buffers of equal
+// rows that continue each other and lie at one distance in memory.
+static uint32_t run_length(const gufo_piece * pieces, uint32_t n_pieces) {
+    uint32_t n = 1;
+    const auto address = [&](uint32_t i) { return reinterpret_cast<uintptr_t>(pieces[i].buffer); };
+    while (n < n_pieces && pieces[0].n == pieces[0].buffer_rows && pieces[n].n == pieces[0].n && pieces[n].buffer_rows == pieces[0].n &&
+           address(n) > address(n - 1) && address(n) - address(n - 1) == address(1) - address(0)) {
+        ++n;
+    }
+    return n;
+}
+
+int gufo_load_pieces(gufo_state * state, uint32_t slot, const gufo_piece * pieces, uint32_t n_pieces) {
     return guarded_load(state, slot, [&] {
         restore_progress & r = state->restoring(slot);
         gufo::memory & mem = state->stateful();
-        if (n > buffer_rows || buffer_bytes < static_cast<uint64_t>(buffer_rows) * mem.row_bytes()) {
-            return gufo_set_error(GUFO_E_REJECTED, "the piece is short: " + std::to_string(buffer_bytes) + " bytes for " + std::to_string(buffer_rows) + " rows");
+        uint32_t next = r.next_row;
+        for (uint32_t i = 0; i < n_pieces; ++i) {
+            const gufo_piece & p = pieces[i];
+            if (p.n > p.buffer_rows || p.buffer_bytes < static_cast<uint64_t>(p.buffer_rows) * mem.row_bytes()) {
+                return gufo_set_error(GUFO_E_REJECTED, "the piece is short: " + std::to_string(p.buffer_bytes) + " bytes for " + std::to_string(p.buffer_rows) + " rows");
+            }
+            if (p.first != next || p.first + p.n > r.tokens.size()) {
+                return gufo_set_error(GUFO_E_REJECTED, "rows [" + std::to_string(p.first) + ", " + std::to_string(p.first + p.n) + ") do not continue at row " + std::to_string(next));
+            }
+            next = p.first + p.n;
         }
-        if (first != r.next_row || first + n > r.tokens.size()) {
-            return gufo_set_error(GUFO_E_REJECTED, "rows [" + std::to_string(first) + ", " + std::to_string(first + n) + ") do not continue at row " + std::to_string(r.next_row));
+        for (uint32_t i = 0; i < n_pieces;) {
+            const gufo_piece & p = pieces[i];
+            const uint32_t run = run_length(pieces + i, n_pieces - i);
+            const auto * src = static_cast<const uint8_t *>(p.buffer);
+            const size_t stride = run > 1 ? static_cast<size_t>(static_cast<const uint8_t *>(pieces[i + 1].buffer) - src) : 0;
+            for (const gufo::row_tensor & t : mem.rows(slot)) {
+                r.io->in_blocks(t.tensor, p.first * t.row_bytes, src, p.n * t.row_bytes, run, stride);
+                src += p.buffer_rows * t.row_bytes;
+            }
+            i += run;
         }
-        gufo::transfer io(state->ctx);
-        const auto * src = static_cast<const uint8_t *>(buffer);
-        for (const gufo::row_tensor & t : mem.rows(slot)) {
-            io.in(t.tensor, first * t.row_bytes, src, n * t.row_bytes);
-            src += buffer_rows * t.row_bytes;
-        }
-        io.finish();
-        r.next_row = first + n;
+        r.next_row = next;
         return static_cast<int>(GUFO_OK);
     });
 }
@@ -405,7 +429,7 @@ int gufo_load_rows(gufo_state * state, uint32_t slot, uint32_t first, uint32_t n
 int gufo_load_private(gufo_state * state, uint32_t slot, const void * buffer, uint64_t buffer_bytes) {
     return guarded_load(state, slot, [&] {
         restore_progress & r = state->restoring(slot);
-        state->stateful().private_in(slot, static_cast<int32_t>(r.tokens.size()), static_cast<const uint8_t *>(buffer), buffer_bytes);
+        state->stateful().private_in(*r.io, slot, static_cast<int32_t>(r.tokens.size()), static_cast<const uint8_t *>(buffer), buffer_bytes);
         r.private_loaded = true;
         return static_cast<int>(GUFO_OK);
     });

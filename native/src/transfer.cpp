@@ -69,7 +69,7 @@ bool holds_nan(ggml_type type, const void * data, size_t n_bytes) {
     return false;
 }
 
-transfer::transfer(llama_context * ctx) : ctx_(ctx) {
+transfer::transfer(llama_context * ctx, bool check) : check_(check), ctx_(ctx) {
     ctx_->synchronize();
 }
 
@@ -118,23 +118,37 @@ void transfer::out(const ggml_tensor * tensor, size_t offset, void * dst, size_t
     }
 }
 
+void transfer::refuse_nan(const ggml_tensor * tensor, const void * src, size_t n_bytes) const {
+    if (holds_nan(tensor->type, src, n_bytes)) {
+        throw gufo_failure(GUFO_E_REJECTED, std::string("the payload of ") + tensor->name + " holds NaN");
+    }
+}
+
 void transfer::in(ggml_tensor * tensor, size_t offset, const void * src, size_t n_bytes) {
-    const bool host = ggml_backend_buffer_is_host(buffer_of(tensor));
+    in_blocks(tensor, offset, src, n_bytes, 1, n_bytes);
+}
+
+void transfer::in_blocks(ggml_tensor * tensor, size_t offset, const void * src, size_t n_bytes, size_t n_copies, size_t stride) {
+    const auto * from = static_cast<const char *>(src);
+    if (!ggml_backend_buffer_is_host(buffer_of(tensor))) {
+        for (size_t i = 0; check_ && i < n_copies; ++i) {
+            refuse_nan(tensor, from + i * stride, n_bytes);
+        }
+        ggml_backend_tensor_set_2d_async(backend_of(tensor), tensor, src, offset, n_bytes, n_copies, n_bytes, stride);
+        return;
+    }
     // whole blocks of the type, or a block scale could be split between two checks
     const size_t unit = ggml_type_size(tensor->type);
-    const size_t step = check_block / unit * unit;
-    const auto * from = static_cast<const char *>(src);
-    for (size_t at = 0; at < n_bytes; at += step) {
-        const size_t n = n_bytes - at < step ? n_bytes - at : step;
-        if (holds_nan(tensor->type, from + at, n)) {
-            throw gufo_failure(GUFO_E_REJECTED, std::string("the payload of ") + tensor->name + " holds NaN");
+    const size_t step = check_ ? check_block / unit * unit : n_bytes;
+    for (size_t i = 0; i < n_copies; ++i) {
+        char * to = static_cast<char *>(tensor->data) + offset + i * n_bytes;
+        for (size_t at = 0; at < n_bytes; at += step) {
+            const size_t n = n_bytes - at < step ? n_bytes - at : step;
+            if (check_) {
+                refuse_nan(tensor, from + i * stride + at, n);
+            }
+            std::memcpy(to + at, from + i * stride + at, n);
         }
-        if (host) {
-            std::memcpy(static_cast<char *>(tensor->data) + offset + at, from + at, n);
-        }
-    }
-    if (!host) {
-        ggml_backend_tensor_set_async(backend_of(tensor), tensor, src, offset, n_bytes);
     }
 }
 

@@ -18,19 +18,25 @@ namespace gufo {
 
 class transfer {
 public:
-    explicit transfer(llama_context * ctx);
+    // check: look for NaN in everything that comes in.  A NaN survives clearing (0 x NaN) and would
+    // poison the next sequence of the slot, so it is refused before anything is written.
+    explicit transfer(llama_context * ctx, bool check = true);
     ~transfer();  // waits: a queued copy must not outlive the caller's buffer
     transfer(const transfer &) = delete;
     transfer & operator=(const transfer &) = delete;
 
     void out(const ggml_tensor * tensor, size_t offset, void * dst, size_t n_bytes);
-    // Refuses NaN before anything is written: a NaN survives clearing (0 x NaN) and would poison
-    // the next sequence of the slot.
     void in(ggml_tensor * tensor, size_t offset, const void * src, size_t n_bytes);
+    // n_copies blocks of n_bytes: block i lies stride bytes after block i - 1 in host memory, and
+    // directly behind it in the tensor.  One call instead of thousands on a device.
+    void in_blocks(ggml_tensor * tensor, size_t offset, const void * src, size_t n_bytes, size_t n_copies, size_t stride);
     void finish();
 
 private:
+    void refuse_nan(const ggml_tensor * tensor, const void * src, size_t n_bytes) const;
     ggml_backend_t backend_of(const ggml_tensor * tensor);
+
+    bool check_;
 
     llama_context * ctx_;
     ggml_backend_t pending_[16] = {};
