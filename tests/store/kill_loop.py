@@ -17,6 +17,7 @@ import signal
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from gufo_gguf.store.disk import DiskStore
@@ -29,21 +30,31 @@ from tests.store.world import Spec, World, expected_bytes, restored_bytes
 BUDGET_BYTES = 400_000
 
 
-class DeadlyFS(FaultyFS):
-    """Kills its own process at the n-th call: before it, or (writes) half-way through it."""
+@dataclass(frozen=True)
+class Moment:
+    """The ``at``-th call of this name ("*": of any), from 0."""
 
-    def __init__(self, inner: FileSystem, at: int, half: bool, last_words: Callable[[str], None]) -> None:
+    call: str
+    at: int
+    half: bool = False
+
+
+class DeadlyFS(FaultyFS):
+    """Kills its own process at the n-th call of a name: before it, or (writes) half-way through it."""
+
+    def __init__(self, inner: FileSystem, moment: Moment, last_words: Callable[[str], None]) -> None:
         super().__init__(inner)
-        self.at = at
-        self.half = half
+        self.moment = moment
         self.last_words = last_words
 
     def _mode(self, call: str) -> Mode | None:
-        n = self.counts.get("*", 0)
-        self.counts["*"] = n + 1
-        if n < self.at:
+        if self.moment.call not in ("*", call):
             return None
-        if n == self.at and self.half and call == "write":
+        n = self.counts.get("", 0)
+        self.counts[""] = n + 1
+        if n < self.moment.at:
+            return None
+        if n == self.moment.at and self.moment.half and call == "write":
             return Mode.SHORT
         self.last_words(call)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -64,14 +75,14 @@ def every_spec() -> dict[str, Spec]:
     return {s.name: s for s in specs}
 
 
-def child(root: str, seed: int, at: int, half: bool, pipe: int) -> None:
+def child(root: str, seed: int, moment: Moment, pipe: int) -> None:
     """Work until death.  Reports '+name', '-name' and '!call' lines."""
 
     def say(line: str) -> None:
         os.write(pipe, (line + "\n").encode())
 
     rng = random.Random(seed)
-    fs = DeadlyFS(PosixFileSystem(root), at, half, lambda call: say("!" + call))
+    fs = DeadlyFS(PosixFileSystem(root), moment, lambda call: say("!" + call))
     world = World(fs, BUDGET_BYTES, seed, every_spec())
     world.writer.sweep()
     while True:
@@ -114,14 +125,14 @@ def examine(root: str, must: set[str], specs: dict[str, Spec]) -> set[str]:
     return names
 
 
-def one_kill(root: str, must: set[str], specs: dict[str, Spec], seed: int, at: int, half: bool) -> tuple[set[str], str]:
+def one_kill(root: str, must: set[str], specs: dict[str, Spec], seed: int, moment: Moment) -> tuple[set[str], str]:
     """Run a child to its death; returns (what is there now, the call it died in)."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.close(read_end)
-            child(root, seed, at, half, write_end)
+            child(root, seed, moment, write_end)
         except BaseException as e:
             os.write(write_end, f"?{e!r}\n".encode())
         finally:
@@ -157,7 +168,8 @@ def main() -> None:
         names: set[str] = set()
         calls: Counter[str] = Counter()
         for i in range(args.runs):
-            names, call = one_kill(root, names, specs, rng.randrange(1 << 30), rng.randrange(900), rng.random() < 0.5)
+            moment = Moment("*", rng.randrange(900), rng.random() < 0.5)
+            names, call = one_kill(root, names, specs, rng.randrange(1 << 30), moment)
             calls[call] += 1
             if (i + 1) % 100 == 0:
                 print(f"{i + 1} kills, {len(names)} checkpoints on disk, none wrong", flush=True)
