@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
 
 from gufo_gguf.cache import tokentree
 from gufo_gguf.cache.index import Entry, PrefixIndex, join_scope
@@ -132,10 +132,19 @@ class RowsOnlyIndexMachine(IndexMachine):
     rows_only = True
 
 
+QUICK = settings(max_examples=30, stateful_step_count=40, deadline=None)
+LONG = settings(max_examples=600, stateful_step_count=80, deadline=None)
+
 TestIndexMachine = IndexMachine.TestCase
-TestIndexMachine.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestIndexMachine.settings = QUICK
 TestRowsOnlyIndexMachine = RowsOnlyIndexMachine.TestCase
-TestRowsOnlyIndexMachine.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestRowsOnlyIndexMachine.settings = QUICK
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", [IndexMachine, RowsOnlyIndexMachine])
+def test_index_machine_for_longer(machine: type[IndexMachine]) -> None:
+    run_state_machine_as_test(machine, settings=LONG)
 
 
 # -- small worlds, all of them ---------------------------------------------------------------------
