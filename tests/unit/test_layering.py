@@ -22,8 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "gufo_gguf"
 MAX_LINES = 450
 
-SERVER_MAY_NAME = tuple(
-    f"backend.chat.{name}" for name in ("ChatInput", "ChatMessage", "MessageDelta", "Rendered", "TemplateInfo")
+SERVER_MAY_NAME = (
+    *(f"backend.chat.{name}" for name in ("ChatInput", "Rendered", "TemplateInfo")),
+    *(f"backend.message_parser.{name}" for name in ("ChatMessage", "MessageDelta")),
 )
 
 # Package -> what it may import of ours, besides itself.  "" is gufo_gguf/__init__.py and its neighbours.
