@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from enum import Enum
 
 from gufo_gguf.cache.tokentree import Entry, Item, Key, TokenTree, Track
 from gufo_gguf.cache.types import Tier, Tokens
@@ -37,18 +38,109 @@ class Relation:
     """The topmost checkpoint reached upwards without passing a branch point."""
 
 
+class _Seen(Enum):
+    """What comes first below a place, in one of two views: all lasting checkpoints, or anchors only."""
+
+    NOTHING = 0
+    CHECKPOINT = 1
+    PARTING = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Below:
+    """Everything below a place that matters to what lies above it."""
+
+    any: bool
+    """Some lasting checkpoint lies below."""
+    first: _Seen
+    first_anchor: _Seen
+
+
+_EMPTY = _Below(False, _Seen.NOTHING, _Seen.NOTHING)
+_PARTED = _Below(True, _Seen.PARTING, _Seen.PARTING)
+
+
 def relations(tree: TokenTree, tier: Tier) -> dict[Key, Relation]:
-    """All checkpoints of a tier, lasting or not."""
+    """All checkpoints of a tier, lasting or not: one walk up and one down over tracks that hold any."""
+    tracks = [tree.root] if tree.root.n_below(tier) else []
+    for track in tracks:
+        tracks += [kid for kid in track.kids.values() if kid.n_below(tier)]
+    below: dict[Track, _Below] = {}
+    standing: dict[Key, _Seen] = {}
+    groups = [_groups(track, tier) for track in tracks]
+    for track, group in zip(reversed(tracks), reversed(groups), strict=True):
+        below[track] = _look_up(group, below, standing)
     found: dict[Key, Relation] = {}
-    own = [(track, entry) for track, entry in tree.home.values() if entry.key[0] is tier]
-    for track, entry in sorted(own, key=lambda te: (te[1].n_tokens, te[1].lasting is False, te[1].key)):
-        parent = parent_of(track, entry)
-        family: Hashable = entry.key
-        if parent is not None and not found[parent].branch_point:
-            family = found[parent].family
-        covered, branch = _standing(track, entry)
-        found[entry.key] = Relation(covered, branch, parent, family)
+    above: dict[Track, Key | None] = dict.fromkeys(tracks)
+    for track, group in zip(tracks, groups, strict=True):
+        _look_down(group, above[track], above, standing, found)
     return found
+
+
+_Group = tuple[list[Entry], list[Track]]
+"""Entries at one depth of a track, and tracks that leave there: the entries come first."""
+
+
+def _groups(track: Track, tier: Tier) -> list[_Group]:
+    """Everything on a track by depth, ascending."""
+    if not track.forks and len(track.items) == 1:
+        return [([track.items[0].entry], [])]
+    at: dict[int, _Group] = {}
+    for item in track.items:
+        if item.entry.key[0] is tier:
+            at.setdefault(item.entry.n_tokens, ([], []))[0].append(item.entry)
+    for key, kid in track.kids.items():
+        if kid.n_below(tier):
+            at.setdefault(key[0], ([], []))[1].append(kid)
+    return [at[depth] for depth in sorted(at)]
+
+
+def _look_up(groups: list[_Group], below: dict[Track, _Below], standing: dict[Key, _Seen]) -> _Below:
+    """Note what comes first below each entry; returns what comes first below the track's start."""
+    now = _EMPTY
+    for entries, kids in reversed(groups):
+        for kid in kids:
+            way = below[kid]
+            if way.any:
+                now = _PARTED if now.any else way
+        for entry in entries:
+            standing[entry.key] = now.first_anchor if entry.anchor else now.first
+        lasting = [entry for entry in entries if entry.lasting]
+        if lasting:
+            anchor = _Seen.CHECKPOINT if any(entry.anchor for entry in lasting) else now.first_anchor
+            now = _Below(True, _Seen.CHECKPOINT, anchor)
+    return now
+
+
+def _look_down(
+    groups: list[_Group],
+    parent: Key | None,
+    above: dict[Track, Key | None],
+    standing: dict[Key, _Seen],
+    found: dict[Key, Relation],
+) -> None:
+    """Give each entry its parent and family; note the parent of what leaves the track."""
+    for entries, kids in groups:
+        nearest = parent
+        for entry in entries:
+            family: Hashable = entry.key
+            if parent is not None and not found[parent].branch_point:
+                family = found[parent].family
+            seen = standing[entry.key]
+            found[entry.key] = Relation(seen is _Seen.CHECKPOINT, seen is _Seen.PARTING, parent, family)
+            if entry.lasting:
+                nearest = entry.key
+        parent = nearest
+        for kid in kids:
+            above[kid] = parent
+
+
+def relation_of(track: Track, entry: Entry, found: dict[Key, Relation]) -> Relation:
+    """One checkpoint that changed nobody else's standing, given the relations of the others."""
+    parent = parent_of(track, entry)
+    family: Hashable = entry.key if parent is None or found[parent].branch_point else found[parent].family
+    covered, branch = _standing(track, entry)
+    return Relation(covered, branch, parent, family)
 
 
 def parent_of(track: Track | None, entry: Entry) -> Key | None:

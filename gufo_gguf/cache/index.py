@@ -21,7 +21,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterator
 from itertools import islice
 
-from gufo_gguf.cache.branches import Relation, family_of_newcomer, parent_of, relations
+from gufo_gguf.cache.branches import Relation, family_of_newcomer, parent_of, relation_of, relations
 from gufo_gguf.cache.ghosts import Ghosts
 from gufo_gguf.cache.inputs import InputIds, blanked, is_input
 from gufo_gguf.cache.tokentree import TIER_ORDER, Entry, Item, Key, TokenTree, Track
@@ -80,7 +80,7 @@ class PrefixIndex:
         tree = self._trees.setdefault(scope, TokenTree())
         tree.insert(self._inputs.stored(tokens[:n], entry.inputs), Item(entry, _candidate(entry)))
         self._scopes[entry.key] = scope
-        self._relations.pop((scope, entry.key[0]), None)
+        self._update_relations(scope, entry, added=True)
 
     def remove(self, key: Key, *, ghost: MissReason | None = None) -> None:
         """Forget a state; unknown keys are fine.  ``ghost``: remember why it went."""
@@ -95,7 +95,19 @@ class PrefixIndex:
         self._inputs.release(entry)
         if not tree.home:
             del self._trees[scope]
-        self._relations.pop((scope, key[0]), None)
+        self._update_relations(scope, entry, added=False)
+
+    def _update_relations(self, scope: str, entry: Entry, *, added: bool) -> None:
+        """A lasting checkpoint may change any other's standing; one that does not last, only its own."""
+        found = self._relations.get((scope, entry.key[0]))
+        if found is None:
+            return
+        if entry.lasting or scope not in self._trees:
+            del self._relations[scope, entry.key[0]]
+        elif added:
+            found[entry.key] = relation_of(*self._trees[scope].home[entry.key], found)
+        else:
+            del found[entry.key]
 
     # -- reading ---------------------------------------------------------------------------------
     def lookup(self, prompt: PromptView) -> Lookup:
@@ -169,11 +181,11 @@ class PrefixIndex:
 
     def covered(self, key: Key) -> bool:
         """A deeper checkpoint of the same tier lies on the same branch, and no second branch starts between."""
-        return self._relation(key).covered
+        return self.relation(key).covered
 
     def is_branch_point(self, key: Key) -> bool:
         """Not covered, and two retained histories extend it and differ after it."""
-        return self._relation(key).branch_point
+        return self.relation(key).branch_point
 
     def parent(self, key: Key) -> Key | None:
         """The deepest checkpoint of the same tier that this one extends."""
@@ -181,9 +193,10 @@ class PrefixIndex:
 
     def family(self, key: Key) -> Hashable:
         """The unbranched run of checkpoints this one belongs to; equal for members of one run now."""
-        return self._relation(key).family
+        return self.relation(key).family
 
-    def _relation(self, key: Key) -> Relation:
+    def relation(self, key: Key) -> Relation:
+        """All of the above at once."""
         return self.relations(self._scopes[key], key[0])[key]
 
     def family_of(self, scope: str, tokens: Tokens, inputs: tuple[InputMark, ...] = ()) -> Hashable:

@@ -231,7 +231,7 @@ def slow_order(records: list[RetentionRecord], admitted: int, budget: int) -> li
     return [(int(r.id), rank(r)) for r in sorted(records, key=key)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(records=forests(), admitted=st.integers(100, 300), optional=st.booleans(), family=st.sampled_from("abcd"))
 def test_order_of_any_forest(records: list[RetentionRecord], admitted: int, optional: bool, family: str) -> None:
     slow = slow_order(records, admitted, 100)
