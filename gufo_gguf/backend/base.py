@@ -117,6 +117,17 @@ class Backend(Protocol):
 
     def load_private(self, slot: int, buffer: Bytes) -> None: ...
 
+    def load_row_bytes(self, slot: int, first: int, n: int, buffer_rows: int, offset: int, data: Bytes) -> None:
+        """Bytes [offset, offset + len(data)) of a packed piece, ascending without gaps; copied on return.
+
+        For reading through a small buffer before a checksum is known: abort_restore zeroes them.
+        """
+        ...
+
+    def load_private_bytes(self, slot: int, offset: int, data: Bytes) -> None:
+        """The same for the private state."""
+        ...
+
     def finish_restore(self, slot: int) -> None:
         """Check that every component is complete and at the same boundary; then the slot may run.
 

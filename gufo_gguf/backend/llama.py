@@ -179,8 +179,8 @@ class LlamaBackend:
     def settings(self) -> dict[str, Any]:
         """All that decides whether two states may be mixed, readable; its digest is the identity.
 
-        Context size, slot count, port and alias are not in it.  The ubatch size and the thread
-        count are: they change the bytes a computation leaves.
+        Context size, slot count, threads, port and alias are not in it: what they change in a
+        computation's bytes leaves states that the model computed all the same.
         """
         options = self.options
         return {
@@ -189,11 +189,9 @@ class LlamaBackend:
             "cache_type": [options.cache_type_k, options.cache_type_v],
             "swa_full": options.swa_full,
             "n_ubatch": int(self._low.llama_n_ubatch(self._ctx)),
-            "n_threads": options.n_threads or default_threads(),
-            "n_gpu_layers": options.n_gpu_layers,
             "components": [] if self._uncacheable else [asdict(x) for x in self._inventory().components],
             "fork": FORK_VERSION,
-            "build": build_info(library_dir()).get("key", "unknown"),
+            "device": self._device(),
         }
 
     def _inventory(self) -> Inventory:
@@ -291,6 +289,14 @@ class LlamaBackend:
             out.buffer, out.buffer_bytes = native.pointer(buffer), buffer.nbytes
             out.first, out.n, out.buffer_rows = first, n, buffer_rows
         native.check(self._lib.gufo_load_pieces(self._state, slot, raw, len(pieces)))
+
+    def load_row_bytes(self, slot: int, first: int, n: int, buffer_rows: int, offset: int, data: Bytes) -> None:
+        native.check(
+            self._lib.gufo_load_row_bytes(self._state, slot, first, n, buffer_rows, offset, native.pointer(data), data.nbytes)
+        )
+
+    def load_private_bytes(self, slot: int, offset: int, data: Bytes) -> None:
+        native.check(self._lib.gufo_load_private_bytes(self._state, slot, offset, native.pointer(data), data.nbytes))
 
     def load_private(self, slot: int, buffer: Bytes) -> None:
         native.check(self._lib.gufo_load_private(self._state, slot, native.pointer(buffer), buffer.nbytes))

@@ -72,6 +72,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gufo_private_out": (c.c_int, [_P, _U32, _P, _U64]),
     "gufo_begin_restore": (c.c_int, [_P, _U32, _P, _U32, _U32, c.c_int]),
     "gufo_load_pieces": (c.c_int, [_P, _U32, c.POINTER(NativePiece), _U32]),
+    "gufo_load_row_bytes": (c.c_int, [_P, _U32, _U32, _U32, _U32, _U64, _P, _U64]),
+    "gufo_load_private_bytes": (c.c_int, [_P, _U32, _U64, _P, _U64]),
     "gufo_load_private": (c.c_int, [_P, _U32, _P, _U64]),
     "gufo_finish_restore": (c.c_int, [_P, _U32]),
     "gufo_abort_restore": (c.c_int, [_P, _U32]),

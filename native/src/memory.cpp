@@ -294,71 +294,48 @@ void memory::private_out(uint32_t slot, int32_t n_tokens, uint8_t * dst) const {
     io.finish();
 }
 
-void memory::private_in(transfer & io, uint32_t slot, int32_t n_tokens, const uint8_t * src, size_t n_bytes) {
-    private_header header;
-    if (n_bytes != private_bytes_) {
-        throw gufo_failure(GUFO_E_REJECTED, "the private state has " + std::to_string(n_bytes) + " bytes, this layout has " + std::to_string(private_bytes_));
-    }
-    std::memcpy(&header, src, sizeof(header));
-    if (header.magic != private_magic || header.layout != layout_version) {
-        throw gufo_failure(GUFO_E_REJECTED, "the private state is of another layout");
-    }
-    if (header.n_tokens != n_tokens) {
-        throw gufo_failure(GUFO_E_REJECTED, "the private state is at token " + std::to_string(header.n_tokens) + ", the restore at " + std::to_string(n_tokens));
-    }
-    src += sizeof(header);
-    if (recr_) {
-        std::vector<uint8_t> stream = recr_stream_[slot];
-        const int32_t pos = n_tokens - 1;
-        std::memcpy(stream.data() + 4, &pos, 4);
-        replayer in(stream, [&](ggml_tensor * tensor, size_t offset, size_t size) {
-            io.in(tensor, offset, src, size);
-            src += size;
-        });
-        try {
-            recr_->state_read(in, static_cast<llama_seq_id>(slot), 0);
-        } catch (...) {
-            if (in.refused) {
-                std::rethrow_exception(in.refused);
-            }
-            throw;
+std::vector<tensor_range> memory::place_recurrent(uint32_t slot, int32_t n_tokens) {
+    std::vector<uint8_t> stream = recr_stream_[slot];
+    const int32_t pos = n_tokens - 1;
+    std::memcpy(stream.data() + 4, &pos, 4);
+    std::vector<tensor_range> ranges;
+    replayer in(stream, [&](ggml_tensor * tensor, size_t offset, size_t size) { ranges.push_back({tensor, offset, size}); });
+    recr_->state_read(in, static_cast<llama_seq_id>(slot), 0);
+    return ranges;
+}
+
+size_t memory::ring_cells() const {
+    return ring_ ? window_->get_size() : 0;
+}
+
+void memory::set_ring(uint32_t slot, int32_t n_tokens, const uint8_t * table) {
+    std::vector<std::pair<int32_t, uint32_t>> held;  // (position, cell), to be set in the order they were written
+    for (uint32_t j = 0; j < ring_cells(); ++j) {
+        int32_t pos;
+        std::memcpy(&pos, table + 4 * static_cast<size_t>(j), 4);
+        if (pos < -1 || pos >= n_tokens) {
+            throw gufo_failure(GUFO_E_REJECTED, "the window's cell table holds position " + std::to_string(pos));
+        }
+        if (pos >= 0) {
+            held.emplace_back(pos, j);
         }
     }
-    if (ring_) {
-        const uint32_t size = window_->get_size();
-        std::vector<std::pair<int32_t, uint32_t>> held;  // (position, cell), to be set in the order they were written
-        for (uint32_t j = 0; j < size; ++j) {
-            int32_t pos;
-            std::memcpy(&pos, src + 4 * static_cast<size_t>(j), 4);
-            if (pos < -1 || pos >= n_tokens) {
-                throw gufo_failure(GUFO_E_REJECTED, "the window's cell table holds position " + std::to_string(pos));
-            }
-            if (pos >= 0) {
-                held.emplace_back(pos, j);
-            }
-        }
-        std::sort(held.begin(), held.end());
-        if (held.empty() || held.back().first != n_tokens - 1) {
-            throw gufo_failure(GUFO_E_REJECTED, "the window's cell table does not end at token " + std::to_string(n_tokens));
-        }
-        for (size_t i = 1; i < held.size(); ++i) {
-            if (held[i].first == held[i - 1].first) {
-                throw gufo_failure(GUFO_E_REJECTED, "the window's cell table holds position " + std::to_string(held[i].first) + " twice");
-            }
-        }
-        src += 4 * static_cast<size_t>(size);
-        for (const row_tensor & r : ring_rows_[slot]) {
-            io.in(r.tensor, 0, src, r.row_bytes * size);
-            src += r.row_bytes * size;
-        }
-        std::vector<uint32_t> cells;
-        std::vector<int32_t> pos;
-        for (const auto & [p, cell] : held) {
-            cells.push_back(cell);
-            pos.push_back(p);
-        }
-        replay_cells(ring_cache_[0], slot, cells, pos, nullptr);
+    std::sort(held.begin(), held.end());
+    if (held.empty() || held.back().first != n_tokens - 1) {
+        throw gufo_failure(GUFO_E_REJECTED, "the window's cell table does not end at token " + std::to_string(n_tokens));
     }
+    for (size_t i = 1; i < held.size(); ++i) {
+        if (held[i].first == held[i - 1].first) {
+            throw gufo_failure(GUFO_E_REJECTED, "the window's cell table holds position " + std::to_string(held[i].first) + " twice");
+        }
+    }
+    std::vector<uint32_t> cells;
+    std::vector<int32_t> pos;
+    for (const auto & [p, cell] : held) {
+        cells.push_back(cell);
+        pos.push_back(p);
+    }
+    replay_cells(ring_cache_[0], slot, cells, pos, nullptr);
 }
 
 void memory::replay_cells(const kv_template & t, uint32_t slot, const std::vector<uint32_t> & cells, const std::vector<int32_t> & pos,

@@ -22,8 +22,6 @@ class llama_memory_recurrent;
 
 namespace gufo {
 
-class transfer;
-
 // One tensor that holds rows of a slot; row j of the slot starts at j * row_bytes.
 struct row_tensor {
     std::string id;
@@ -77,8 +75,13 @@ public:
     std::vector<int32_t> positions(uint32_t slot) const;
 
     void private_out(uint32_t slot, int32_t n_tokens, uint8_t * dst) const;
-    // Copies are queued in io; src must live until io is finished.
-    void private_in(transfer & io, uint32_t slot, int32_t n_tokens, const uint8_t * src, size_t n_bytes);
+    // For private_loader. Gives the slot's recurrent state a place at this position: where it goes.
+    bool has_recurrent() const { return recr_ != nullptr; }
+    std::vector<tensor_range> place_recurrent(uint32_t slot, int32_t n_tokens);
+    size_t ring_cells() const;  // 0: no ring
+    const std::vector<row_tensor> & ring_rows(uint32_t slot) const { return ring_rows_[slot]; }
+    // Sets the ring's cells from a table of int32 positions (-1 = free); refuses an impossible one.
+    void set_ring(uint32_t slot, int32_t n_tokens, const uint8_t * table);
     // Makes cells [0, n) of every row cache carry tokens 0 .. n-1 at positions 0 .. n-1.
     void set_cells(uint32_t slot, const int32_t * tokens, uint32_t n);
     void truncate(uint32_t slot, int32_t n_tokens);

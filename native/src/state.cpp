@@ -2,6 +2,7 @@
 //
 // What a slot may do is decided here, once: a slot that is being restored neither runs nor gives
 // state, and it becomes executable only when every component is complete and at one boundary.
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstring>
@@ -16,6 +17,7 @@
 #include "llama-model.h"
 #include "llama.h"
 #include "memory.h"
+#include "private_loader.h"
 #include "transfer.h"
 
 namespace {
@@ -47,8 +49,11 @@ struct restore_progress {
     bool active = false;
     std::vector<int32_t> tokens;
     uint32_t next_row = 0;
-    bool private_loaded = false;
     std::unique_ptr<gufo::transfer> io;  // copies queued on a device; done when it goes
+    std::unique_ptr<gufo::private_loader> private_state;  // null: this layout has none
+    uint32_t touched_rows = 0;      // rows [keep, touched) may hold bytes of this restore
+    uint32_t keep = 0;
+    uint64_t piece_bytes = 0;       // of the piece at next_row, given in parts
 };
 
 }  // namespace
@@ -100,6 +105,18 @@ struct gufo_state {
         return mem ? mem->position(slot) : llama_memory_seq_pos_max(llama_get_memory(ctx), static_cast<llama_seq_id>(slot)) + 1;
     }
     void empty_slot(uint32_t slot) {
+        // bytes that failed their checks may be NaN, and free cells must not hold NaN
+        if (restore[slot].active) {
+            restore_progress & r = restore[slot];
+            for (const gufo::row_tensor & t : mem->rows(slot)) {
+                if (r.touched_rows > r.keep) {
+                    r.io->zero(t.tensor, r.keep * t.row_bytes, (r.touched_rows - r.keep) * t.row_bytes);
+                }
+            }
+            if (r.private_state) {
+                r.private_state->wipe(*r.io);
+            }
+        }
         restore[slot] = restore_progress();
         output[slot] = -1;
         if (mem) {
@@ -376,8 +393,11 @@ int gufo_begin_restore(gufo_state * state, uint32_t slot, const int32_t * tokens
         r.active = true;
         r.tokens.assign(tokens, tokens + n_tokens);
         r.next_row = mem.row_bytes() ? keep_rows : n_tokens;
-        r.private_loaded = mem.private_bytes() == 0;
+        r.keep = r.touched_rows = keep_rows;
         r.io = std::make_unique<gufo::transfer>(state->ctx, trusted == 0);
+        if (mem.private_bytes() > 0) {
+            r.private_state = std::make_unique<gufo::private_loader>(mem, slot, static_cast<int32_t>(n_tokens));
+        }
         state->output[slot] = -1;
         return static_cast<int>(GUFO_OK);
     });
@@ -410,6 +430,7 @@ int gufo_load_pieces(gufo_state * state, uint32_t slot, const gufo_piece * piece
             }
             next = p.first + p.n;
         }
+        r.touched_rows = next;
         for (uint32_t i = 0; i < n_pieces;) {
             const gufo_piece & p = pieces[i];
             const uint32_t run = run_length(pieces + i, n_pieces - i);
@@ -426,11 +447,66 @@ int gufo_load_pieces(gufo_state * state, uint32_t slot, const gufo_piece * piece
     });
 }
 
+int gufo_load_row_bytes(gufo_state * state, uint32_t slot, uint32_t first, uint32_t n, uint32_t buffer_rows, uint64_t offset,
+                        const void * data, uint64_t n_bytes) {
+    return guarded_load(state, slot, [&] {
+        restore_progress & r = state->restoring(slot);
+        gufo::memory & mem = state->stateful();
+        if (first != r.next_row || n > buffer_rows || first + n > r.tokens.size() || offset != r.piece_bytes) {
+            return gufo_set_error(GUFO_E_REJECTED, "bytes at " + std::to_string(offset) + " of rows [" + std::to_string(first) + ", " + std::to_string(first + n) +
+                                                       ") do not continue at byte " + std::to_string(r.piece_bytes) + " of row " + std::to_string(r.next_row));
+        }
+        const uint64_t total = static_cast<uint64_t>(buffer_rows) * mem.row_bytes();
+        if (offset + n_bytes > total) {
+            return gufo_set_error(GUFO_E_REJECTED, "the piece is longer than its " + std::to_string(total) + " bytes");
+        }
+        r.touched_rows = first + n;
+        const auto * src = static_cast<const uint8_t *>(data);
+        uint64_t begin = 0;  // of this tensor's rows in the packed piece
+        for (const gufo::row_tensor & t : mem.rows(slot)) {
+            const uint64_t wanted_end = begin + static_cast<uint64_t>(n) * t.row_bytes;
+            const uint64_t from = std::max(offset, begin);
+            const uint64_t to = std::min(offset + n_bytes, wanted_end);
+            if (from < to) {
+                r.io->in(t.tensor, first * t.row_bytes + (from - begin), src + (from - offset), to - from);
+            }
+            begin += static_cast<uint64_t>(buffer_rows) * t.row_bytes;
+        }
+        r.io->finish();
+        r.piece_bytes = offset + n_bytes;
+        if (r.piece_bytes == total) {
+            r.piece_bytes = 0;
+            r.next_row = first + n;
+        }
+        return static_cast<int>(GUFO_OK);
+    });
+}
+
 int gufo_load_private(gufo_state * state, uint32_t slot, const void * buffer, uint64_t buffer_bytes) {
     return guarded_load(state, slot, [&] {
         restore_progress & r = state->restoring(slot);
-        state->stateful().private_in(*r.io, slot, static_cast<int32_t>(r.tokens.size()), static_cast<const uint8_t *>(buffer), buffer_bytes);
-        r.private_loaded = true;
+        const uint64_t need = state->stateful().private_bytes();
+        if (buffer_bytes != need) {
+            return gufo_set_error(GUFO_E_REJECTED, "the private state has " + std::to_string(buffer_bytes) + " bytes, this layout has " + std::to_string(need));
+        }
+        if (r.private_state) {
+            if (r.private_state->fed() > 0) {
+                return gufo_set_error(GUFO_E_REJECTED, "the private state was given already");
+            }
+            r.private_state->feed(*r.io, static_cast<const uint8_t *>(buffer), buffer_bytes);
+        }
+        return static_cast<int>(GUFO_OK);
+    });
+}
+
+int gufo_load_private_bytes(gufo_state * state, uint32_t slot, uint64_t offset, const void * data, uint64_t n_bytes) {
+    return guarded_load(state, slot, [&] {
+        restore_progress & r = state->restoring(slot);
+        if (!r.private_state || offset != r.private_state->fed()) {
+            return gufo_set_error(GUFO_E_REJECTED, "private bytes at " + std::to_string(offset) + " do not continue what was given");
+        }
+        r.private_state->feed(*r.io, static_cast<const uint8_t *>(data), n_bytes);
+        r.io->finish();
         return static_cast<int>(GUFO_OK);
     });
 }
@@ -443,7 +519,7 @@ int gufo_finish_restore(gufo_state * state, uint32_t slot) {
         if (r.next_row != n) {
             return gufo_set_error(GUFO_E_REJECTED, "only " + std::to_string(r.next_row) + " of " + std::to_string(n) + " rows were loaded");
         }
-        if (!r.private_loaded) {
+        if (r.private_state && !r.private_state->complete()) {
             return gufo_set_error(GUFO_E_REJECTED, "the private state was not loaded");
         }
         mem.set_cells(slot, r.tokens.data(), n);

@@ -1,6 +1,7 @@
 // transfer.cpp - see transfer.h.
 #include "transfer.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -139,7 +140,7 @@ void transfer::in_blocks(ggml_tensor * tensor, size_t offset, const void * src, 
     }
     // whole blocks of the type, or a block scale could be split between two checks
     const size_t unit = ggml_type_size(tensor->type);
-    const size_t step = check_ ? check_block / unit * unit : n_bytes;
+    const size_t step = check_ ? check_block / unit * unit : std::max<size_t>(n_bytes, 1);
     for (size_t i = 0; i < n_copies; ++i) {
         char * to = static_cast<char *>(tensor->data) + offset + i * n_bytes;
         for (size_t at = 0; at < n_bytes; at += step) {
@@ -149,6 +150,15 @@ void transfer::in_blocks(ggml_tensor * tensor, size_t offset, const void * src, 
             }
             std::memcpy(to + at, from + i * stride + at, n);
         }
+    }
+}
+
+void transfer::zero(ggml_tensor * tensor, size_t offset, size_t n_bytes) {
+    finish();
+    if (ggml_backend_buffer_is_host(buffer_of(tensor))) {
+        std::memset(static_cast<char *>(tensor->data) + offset, 0, n_bytes);
+    } else {
+        ggml_backend_tensor_memset(tensor, 0, offset, n_bytes);
     }
 }
 
