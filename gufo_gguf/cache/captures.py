@@ -170,7 +170,7 @@ class Captures:
         reservation = self._reserve(need_bytes)
         if reservation is not None:
             return reservation
-        family = t.index.family_of(slot.scope, slot.history.view())
+        family = t.index.family_of(slot.scope, slot.history.view(), marks_before(slot.inputs, slot.n_tokens))
 
         def ranked() -> list[tuple[CheckpointId, str]]:
             victims = rank_victims(
@@ -192,10 +192,11 @@ class Captures:
         # within the set that was found sufficient, or the last step could fall short.
         allowed = dict(order)
         while reservation is None and allowed:
-            victim, reason = next(((v, r) for v, r in ranked() if v in allowed), next(iter(allowed.items())))
+            victim, reason = next(((v, r) for v, r in order if v in allowed), next(iter(allowed.items())))
             del allowed[victim]
             t.checkpoints.remove(victim, reason, ghost=MissReason.EVICTED)
             reservation = self._reserve(need_bytes)
+            order = ranked() if reservation is None else []
         return reservation
 
     def _reserve(self, need_bytes: int) -> Reservation | None:

@@ -25,16 +25,21 @@ if TYPE_CHECKING:
     from gufo_gguf.cache.occupancy import Pending
 
 
-def check_all(t: Tables, captures: Mapping[CheckpointId, OpenCapture], pending: Mapping[int, Pending]) -> list[str]:
-    """Every check; see the module docstring."""
+def check_all(
+    t: Tables, captures: Mapping[CheckpointId, OpenCapture], pending: Mapping[int, Pending], *, cheap: bool = False
+) -> list[str]:
+    """Every check; see the module docstring.  ``cheap``: leave out what grows with the tokens."""
     holders = [(f"checkpoint {c.id}", c.n_tokens, c.parts) for c in t.checkpoints.all()]
+    holders += [(f"leaving checkpoint {c.id}", c.n_tokens, c.parts) for c in t.checkpoints.leaving.values()]
     holders += [(f"capture {c.ticket.checkpoint}", len(c.tokens), c.parts) for c in captures.values()]
     found: list[str] = []
     found += _chunks(t, holders, pending)
     found += _bytes(t, holders)
     found += _checkpoints(t, holders)
     found += _slots(t, pending)
-    found += [f"index: {line}" for line in t.index.check()]
+    if not cheap:
+        found += _paths(t)
+        found += t.index.check()
     return found
 
 
@@ -44,13 +49,15 @@ def _chunks(t: Tables, holders: list[tuple[str, int, Parts]], pending: Mapping[i
         refs.update(parts.chunks)
     for p in pending.values():
         refs.update(p.held)
+    leaving = Counter(chunk for c in t.checkpoints.leaving.values() for chunk in c.parts.chunks)
     for chunk in t.chunks.all():
         if chunk.refs != refs[chunk.id]:
             yield f"chunk {chunk.id} counts {chunk.refs} references; {refs[chunk.id]} exist"
         homes = {s.index for s in t.slots if t.chunks.at(s.index, chunk.index) == chunk.id}
         if homes != chunk.homes:
             yield f"chunk {chunk.id} has homes {sorted(chunk.homes)}; it lies in slots {sorted(homes)}"
-        if chunk.residence is Residence.LOST or (chunk.residence is Residence.BORROWED and not homes):
+        needed = chunk.refs > leaving[chunk.id]
+        if needed and (chunk.residence is Residence.LOST or (chunk.residence is Residence.BORROWED and not homes)):
             yield f"chunk {chunk.id} is {chunk.residence} and lies nowhere"
     for chunk_id in refs:
         if chunk_id not in t.chunks:
@@ -99,8 +106,9 @@ def _own(parts: Parts) -> list[BufferId]:
 
 
 def _checkpoints(t: Tables, holders: list[tuple[str, int, Parts]]) -> Iterator[str]:
-    if len(holders) > t.limits.max_checkpoints:
-        yield f"{len(holders)} checkpoints and captures; at most {t.limits.max_checkpoints} are allowed"
+    n_counted = len(holders) - len(t.checkpoints.leaving)
+    if n_counted > t.limits.max_checkpoints:
+        yield f"{n_counted} checkpoints and captures; at most {t.limits.max_checkpoints} are allowed"
     for name, n_tokens, parts in holders:
         places = [t.chunks.get(c).index for c in parts.chunks if c in t.chunks]
         if places != list(range(t.full_chunks(n_tokens))):
@@ -128,12 +136,17 @@ def _slots(t: Tables, pending: Mapping[int, Pending]) -> Iterator[str]:
         for index, chunk_id in enumerate(row_map):
             if chunk_id is not None and t.chunks.get(chunk_id).index != index:
                 yield f"slot {slot.index} has chunk {chunk_id} at place {index}"
-        anchor = None if slot.anchor is None else t.checkpoints.get(slot.anchor)
-        if anchor is not None and slot.state is not SlotState.PREPARING:
-            same = np.array_equal(anchor.tokens, slot.history.view()[: anchor.n_tokens])
-            if anchor.n_tokens != slot.anchor_tokens or not same:
-                yield f"slot {slot.index} is not on the path of its checkpoint {slot.anchor}"
-    counts = Counter(p.checkpoint for p in pending.values() if p.checkpoint is not None)
-    for c in t.checkpoints.all():
+    counts = Counter(p.checkpoint.id for p in pending.values() if p.checkpoint is not None)
+    for c in [*t.checkpoints.all(), *t.checkpoints.leaving.values()]:
         if c.pins != counts[c.id]:
             yield f"checkpoint {c.id} counts {c.pins} pins; {counts[c.id]} exist"
+
+
+def _paths(t: Tables) -> Iterator[str]:
+    for slot in t.slots:
+        anchor = None if slot.anchor is None else t.checkpoints.get(slot.anchor)
+        if anchor is None or slot.state is SlotState.PREPARING:
+            continue
+        same = np.array_equal(anchor.tokens, slot.history.view()[: anchor.n_tokens])
+        if anchor.n_tokens != slot.anchor_tokens or not same:
+            yield f"slot {slot.index} is not on the path of its checkpoint {slot.anchor}"

@@ -101,6 +101,8 @@ class CheckpointTable:
         self._index = index
         self._log = log
         self._by_id: dict[CheckpointId, Checkpoint] = {}
+        self.leaving: dict[CheckpointId, Checkpoint] = {}
+        """Removed while a restore read from them: out of index and count, their parts live until unpinned."""
         self._needed_by: dict[ChunkId, int] = {}
         """Retained checkpoints per chunk (open captures not counted)."""
         self.unique_bytes = 0
@@ -176,7 +178,10 @@ class CheckpointTable:
             if self._needed_by[chunk] == 0:
                 del self._needed_by[chunk]
                 freed += self._chunks.chunk_bytes
-        self.free(old.parts)
+        if old.pins:
+            self.leaving[checkpoint] = old
+        else:
+            self.free(old.parts)
         self.unique_bytes -= freed
         self._log.emit(
             EventKind.REMOVE,
@@ -200,6 +205,17 @@ class CheckpointTable:
             if buffer is not None:
                 self._ledger.release(account, self._buffers.size(buffer))
                 self._buffers.free(buffer)
+
+    def pin(self, checkpoint: Checkpoint) -> None:
+        """A plan names its buffers: they must live until ``unpin``, and it is no victim meanwhile."""
+        checkpoint.pins += 1
+
+    def unpin(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.pins <= 0:
+            raise InvariantBroken(f"checkpoint {checkpoint.id} is not pinned")
+        checkpoint.pins -= 1
+        if checkpoint.pins == 0 and self.leaving.pop(checkpoint.id, None) is not None:
+            self.free(checkpoint.parts)
 
     def touch(self, checkpoint: CheckpointId, reason: str) -> None:
         """Count one use; ``reason`` names it."""

@@ -97,7 +97,7 @@ class CacheManager:
     def preserved(self, lease: Lease, copies: tuple[RowCopy, ...]) -> None:
         """These copies of an admission's ``preserve`` are done; a stale lease is ignored."""
         if self.tables.slots.leased(lease) is not None:
-            mark_preserved(self.tables, copies, "overwrite")
+            mark_preserved(self.tables, copies)
 
     @latch.guarded(latch.ready)
     def ready(self, admission: Admission) -> bool:
@@ -219,7 +219,7 @@ class CacheManager:
     @latch.guarded(latch.preserve_done)
     def preserve_done(self, copies: tuple[RowCopy, ...]) -> None:
         """These copies of a spill are done."""
-        mark_preserved(self.tables, copies, "spill")
+        mark_preserved(self.tables, copies)
 
     # -- housekeeping ----------------------------------------------------------------------------
     def take_freed(self) -> list[BufferId]:
@@ -236,11 +236,14 @@ class CacheManager:
     def checkpoints(self) -> list[CheckpointRow]:
         return checkpoint_rows(self.tables)
 
-    def check(self) -> list[str]:
-        """Recount every reference and byte; an empty list means that everything agrees."""
+    def check(self, *, cheap: bool = False) -> list[str]:
+        """Recount every reference and byte; an empty list means that everything agrees.
+
+        ``cheap``: leave out what grows with the number of tokens (for the idle loop).
+        """
         if self.off is not None:
             return [] if self.off == "disabled" else [f"the cache is latched off: {self.off}"]
-        return check_all(self.tables, self._captures.open, self._occupancy.pending)
+        return check_all(self.tables, self._captures.open, self._occupancy.pending, cheap=cheap)
 
     def latch(self, why: str) -> None:
         """Turn the cache off for good; ``why`` is the broken invariant."""

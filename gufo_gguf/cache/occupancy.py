@@ -45,8 +45,8 @@ class Pending:
 
     admission: Admission
     prompt: PromptView
-    checkpoint: CheckpointId | None
-    """Pinned meanwhile."""
+    checkpoint: Checkpoint | None
+    """Pinned meanwhile; it may have been removed since."""
     sources: tuple[int, ...]
     """Slots that the restore reads, pinned meanwhile."""
     held: tuple[ChunkId, ...]
@@ -73,15 +73,14 @@ class Occupancy:
         t.chunks.ref(held)
         t.chunks.leave_safe(slot.index, choice.keep_rows)
         if source is not None:
-            source.pins += 1
+            t.checkpoints.pin(source)
         for index in choice.sources:
             t.slots[index].pins += 1
         slot.generation += 1
         slot.state = SlotState.PREPARING
         admission = _admission(choice, slot.lease, preserve)
         inherits = () if source is None else source.parts.chunks[: t.full_chunks(choice.n_reused)]
-        source_id = None if source is None else source.id
-        self.pending[slot.index] = Pending(admission, prompt, source_id, choice.sources, held, inherits)
+        self.pending[slot.index] = Pending(admission, prompt, source, choice.sources, held, inherits)
         self._event_lookup(choice, lookup)
         return admission
 
@@ -90,16 +89,20 @@ class Occupancy:
         if pending is None:
             return False
         t, slot = self._t, self._t.slots[admission.lease.slot]
-        source = None if pending.checkpoint is None else t.checkpoints.get(pending.checkpoint)
+        source = pending.checkpoint
+        gone = source is not None and source.id not in t.checkpoints
         unsaved = {c for c in pending.held if t.chunks.get(c).residence is not Residence.RESIDENT}
         self._settle(pending)
-        if admission.restore is not None and (source is None or not unsaved.isdisjoint(pending.inherits)):
+        if gone or not unsaved.isdisjoint(pending.inherits):
             self.empty(slot, "restore_source_lost")
             _take_over(slot, pending.prompt)
             return False
         keep_rows = admission.n_reused if admission.restore is None else admission.restore.keep_rows
         lost = t.chunks.leave(slot.index, keep_rows)
-        if source is not None:
+        if admission.source is ReuseSource.DISK:
+            slot.history = History(pending.prompt.tokens[: admission.n_reused])
+            slot.set_anchor(None, 0)
+        elif source is not None:
             slot.history = History(source.tokens[: admission.n_reused])
             t.chunks.inherit(slot.index, pending.inherits)
             whole = admission.n_reused == source.n_tokens
@@ -127,8 +130,9 @@ class Occupancy:
         _take_over(slot, pending.prompt)
         if admission.source is not ReuseSource.NONE:
             self._event_restore(admission, pending.checkpoint, reason)
-        if quarantine and pending.checkpoint is not None and pending.checkpoint in self._t.checkpoints:
-            self._t.checkpoints.remove(pending.checkpoint, "quarantined", ghost=MissReason.QUARANTINED)
+        source = pending.checkpoint
+        if quarantine and source is not None and source.id in self._t.checkpoints:
+            self._t.checkpoints.remove(source.id, "quarantined", ghost=MissReason.QUARANTINED)
 
     def release(self, lease: Lease) -> None:
         slot = self._t.slots.leased(lease)
@@ -155,9 +159,10 @@ class Occupancy:
         gone = self.empty(slot, reason)
         for other in [p for p in self.pending.values() if slot.index in p.sources]:
             # Its restore may have read the doubtful rows; without its source, ready() answers False.
-            if other.checkpoint is not None and other.checkpoint in self._t.checkpoints:
-                self._t.checkpoints.remove(other.checkpoint, reason, ghost=MissReason.EVICTED)
-                gone.append(other.checkpoint)
+            source = other.checkpoint
+            if source is not None and source.id in self._t.checkpoints:
+                self._t.checkpoints.remove(source.id, reason, ghost=MissReason.EVICTED)
+                gone.append(source.id)
         slot.generation += 1
         slot.state = SlotState.IDLE
         return tuple(gone)
@@ -181,9 +186,8 @@ class Occupancy:
     def _settle(self, pending: Pending) -> None:
         """Give back what an admission pinned while it was carried out."""
         del self.pending[pending.admission.lease.slot]
-        source = None if pending.checkpoint is None else self._t.checkpoints.get(pending.checkpoint)
-        if source is not None:
-            source.pins -= 1
+        if pending.checkpoint is not None:
+            self._t.checkpoints.unpin(pending.checkpoint)
         for index in pending.sources:
             self._t.slots[index].pins -= 1
         self._t.chunks.unref(pending.held)
@@ -207,20 +211,20 @@ class Occupancy:
             reason=reason,
             boundary=choice.n_reused,
             common_prefix=lookup.common_prefix,
-            tier=Tier.LIVE if choice.live else None if choice.checkpoint is None else Tier.RAM,
+            tier=Tier.LIVE if choice.live else None if choice.plan is None else choice.plan.tier,
             slot=choice.slot.index,
             checkpoint=_number(choice.checkpoint),
             total_bytes=self._t.checkpoints.unique_bytes,
         )
 
-    def _event_restore(self, admission: Admission, checkpoint: CheckpointId | None, reason: str) -> None:
+    def _event_restore(self, admission: Admission, checkpoint: Checkpoint | None, reason: str) -> None:
         self._t.log.emit(
             EventKind.RESTORE,
             reason=reason,
-            checkpoint=None if checkpoint is None else int(checkpoint),
+            checkpoint=_number(checkpoint),
             slot=admission.lease.slot,
             boundary=admission.n_reused,
-            tier=Tier.LIVE if checkpoint is None else Tier.RAM,
+            tier=Tier.LIVE if admission.restore is None else admission.restore.tier,
             total_bytes=self._t.checkpoints.unique_bytes,
         )
 
@@ -240,7 +244,8 @@ def _admission(choice: Choice, lease: Lease, preserve: tuple[RowCopy, ...]) -> A
         cut = choice.n_reused if choice.n_reused < choice.slot.n_tokens else None
         return Admission(lease, ReuseSource.LIVE, choice.n_reused, preserve, cut, None)
     if choice.plan is not None:
-        return Admission(lease, ReuseSource.RAM, choice.n_reused, preserve, choice.keep_rows, choice.plan)
+        source = ReuseSource.DISK if choice.plan.tier is Tier.DISK else ReuseSource.RAM
+        return Admission(lease, source, choice.n_reused, preserve, choice.keep_rows, choice.plan)
     return Admission(lease, ReuseSource.NONE, 0, preserve, 0, None)
 
 

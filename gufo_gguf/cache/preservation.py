@@ -42,7 +42,7 @@ def plan_spill(t: Tables, max_rows: int) -> tuple[RowCopy, ...]:
     return tuple(copies)
 
 
-def mark_preserved(t: Tables, copies: Iterable[RowCopy], reason: str) -> None:
+def mark_preserved(t: Tables, copies: Iterable[RowCopy]) -> None:
     """These copies were made; what no longer applies is ignored."""
     done: dict[int, int] = {}
     for copy in copies:
@@ -53,6 +53,7 @@ def mark_preserved(t: Tables, copies: Iterable[RowCopy], reason: str) -> None:
             t.chunks.mark_resident(chunk.id)
             done[copy.slot] = done.get(copy.slot, 0) + t.chunks.chunk_bytes
     for slot, n_bytes in done.items():
+        reason = "overwrite" if t.slots[slot].state is SlotState.PREPARING else "spill"
         t.log.emit(
             EventKind.PRESERVE, reason=reason, slot=slot, n_bytes=n_bytes, total_bytes=t.checkpoints.unique_bytes
         )

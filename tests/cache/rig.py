@@ -109,7 +109,7 @@ class Rig:
         )
         self.pool: dict[BufferId, np.ndarray] = {}
         self.slot_recipe: list[Recipe] = [()] * n_slots
-        self.recipe: dict[CheckpointId, Recipe] = {}
+        self.recipe: dict[CheckpointId, tuple[int, Recipe]] = {}
         self.rows_copied = 0
         self._check = check
 
@@ -133,7 +133,7 @@ class Rig:
         try:
             self.preserve(admission.preserve)
             self.manager.preserved(admission.lease, admission.preserve)
-            self._place(admission)
+            self._place(admission, prompt.tokens)
             ok = self.manager.ready(admission)
         except BackendError as error:
             self.backend.abort_restore(slot)
@@ -221,7 +221,7 @@ class Rig:
             self.manager.abandon_capture(ticket, type(error).__name__)
         else:
             if self.manager.commit_capture(ticket):
-                self.recipe[ticket.checkpoint] = self.slot_recipe[run.slot]
+                self.recipe[ticket.checkpoint] = (point.boundary, self.slot_recipe[run.slot])
                 run.captured.append((point.boundary, point.origin))
         self.settle()
 
@@ -249,7 +249,7 @@ class Rig:
             self.pool[buffer] = self.backend.alloc(self.manager.buffer_bytes(buffer))
         return self.pool[buffer]
 
-    def _place(self, admission: Admission) -> None:
+    def _place(self, admission: Admission, tokens: Tokens) -> None:
         slot, plan = admission.lease.slot, admission.restore
         if plan is None:
             if admission.truncate_to is not None:
@@ -258,9 +258,7 @@ class Rig:
                 self.slot_recipe[slot] = (*self.slot_recipe[slot], Cut(cut)) if cut else ()
             return
         assert admission.truncate_to == plan.keep_rows
-        source = self.manager.tables.checkpoints.get(plan.checkpoint)
-        assert source is not None
-        self.backend.begin_restore(slot, source.tokens[: plan.n_tokens], plan.keep_rows)
+        self.backend.begin_restore(slot, tokens[: plan.n_tokens], plan.keep_rows)
         row_bytes = self.shape.row_bytes
         for piece in plan.pieces:
             if isinstance(piece.source, FromSlot):
@@ -274,8 +272,8 @@ class Rig:
         if plan.private is not None:
             self.backend.load_private(slot, self.pool[plan.private])
         self.backend.finish_restore(slot)
-        recipe = self.recipe[plan.checkpoint]
-        self.slot_recipe[slot] = recipe if plan.n_tokens == source.n_tokens else (*recipe, Cut(plan.n_tokens))
+        n_tokens, recipe = self.recipe[plan.checkpoint]
+        self.slot_recipe[slot] = recipe if plan.n_tokens == n_tokens else (*recipe, Cut(plan.n_tokens))
 
     # -- oracle ----------------------------------------------------------------------------------
     def verify(self, slot: int) -> None:
