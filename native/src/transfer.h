@@ -19,7 +19,7 @@ namespace gufo {
 class transfer {
 public:
     // check: look for NaN in everything that comes in.  A NaN survives clearing (0 x NaN) and would
-    // poison the next sequence of the slot, so it is refused before anything is written.
+    // poison the next sequence of the slot, so it is refused and none of it stays in the tensor.
     explicit transfer(llama_context * ctx, bool check = true);
     ~transfer();  // waits: a queued copy must not outlive the caller's buffer
     transfer(const transfer &) = delete;
@@ -35,7 +35,7 @@ public:
     void finish();
 
 private:
-    void refuse_nan(const ggml_tensor * tensor, const void * src, size_t n_bytes) const;
+    [[noreturn]] static void refuse(const ggml_tensor * tensor);
     ggml_backend_t backend_of(const ggml_tensor * tensor);
 
     bool check_;
@@ -44,9 +44,5 @@ private:
     ggml_backend_t pending_[16] = {};
     int n_pending_ = 0;
 };
-
-// True when the bytes, read as this type, hold a NaN.  Integer types never do; for block-quantised
-// types the block scales are looked at.
-bool holds_nan(ggml_type type, const void * data, size_t n_bytes);
 
 }  // namespace gufo
