@@ -65,6 +65,7 @@ class _Slot:
     loaded: fs.U8 | None = None
     """One flag per row of the target: 1 = in place."""
     private: fs.U8 | None = None
+    parts: bytearray = field(default_factory=bytearray)
 
 
 class FakeBackend:
@@ -236,6 +237,28 @@ class FakeBackend:
         for first, n, buffer, buffer_rows in pieces:
             self.load_rows(slot, first, n, buffer, buffer_rows)
 
+    def load_row_bytes(self, slot: int, first: int, n: int, buffer_rows: int, offset: int, data: Bytes) -> None:
+        whole = self._gather(slot, offset, data, buffer_rows * self._row_bytes)
+        if whole is not None:
+            self.load_rows(slot, first, n, whole, buffer_rows)
+
+    def load_private_bytes(self, slot: int, offset: int, data: Bytes) -> None:
+        whole = self._gather(slot, offset, data, self._private_bytes)
+        if whole is not None:
+            self.load_private(slot, whole)
+
+    def _gather(self, slot: int, offset: int, data: Bytes, total: int) -> Bytes | None:
+        """The payload, once its last part has come."""
+        state = self._restoring(slot)
+        if offset != len(state.parts) or offset + len(data) > total:
+            raise self._reject(slot, f"bytes at {offset} do not continue the {len(state.parts)} given")
+        state.parts += data.tobytes()
+        if len(state.parts) < total:
+            return None
+        whole = np.frombuffer(bytes(state.parts), dtype=np.uint8)
+        state.parts = bytearray()
+        return whole
+
     def load_private(self, slot: int, buffer: Bytes) -> None:
         self._fail("load_private")
         state = self._restoring(slot)
@@ -354,6 +377,7 @@ def _clear(slot: _Slot) -> None:
     slot.rows[:] = _POISON
     slot.link, slot.digest, slot.has_logits = fs.SEED_LINK, 0, False
     slot.target = slot.loaded = slot.private = None
+    slot.parts = bytearray()
 
 
 def _inventory(row_bytes: int, private_bytes: int) -> Inventory:

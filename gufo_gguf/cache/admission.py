@@ -81,13 +81,28 @@ def choose(t: Tables, prompt: PromptView, lookup: Lookup) -> Choice | Wait:
                     return restored
                 choice = restored
             else:
-                choice = None
+                choice = _from_disk(t, prompt, candidate, takeable)
             if choice is not None:
                 return choice
     if not takeable:
         return Wait("every slot is busy")
-    slot = min(takeable, key=lambda s: slot_rank(_offer(t, s, 0)))
+    slot = min(takeable, key=lambda s: slot_rank(_offer(t, s, 0, 0)))
     return Choice(slot, 0, False, None, None, 0, tuple(t.chunks.endangered(slot.index, 0)), ())
+
+
+def _from_disk(t: Tables, prompt: PromptView, candidate: Candidate, takeable: list[Slot]) -> Choice | None:
+    """A whole restore out of files: the reader knows the pieces, the plan only names the checkpoint."""
+    known = None if t.durable is None or candidate.checkpoint is None else t.durable.get(int(candidate.checkpoint))
+    n = candidate.n_tokens
+    if known is None or not takeable or (n != len(known.tokens) and not t.shape.rows_only):
+        return None
+    has_logits = known.has_logits and n == len(known.tokens)
+    if n > t.n_ctx or not fits(prompt, known.scope, known.tokens, known.inputs, n, has_logits):
+        return None
+    slot = min(takeable, key=lambda s: slot_rank(_offer(t, s, 0, 0)))
+    assert candidate.checkpoint is not None
+    plan = RestorePlan(candidate.checkpoint, Tier.DISK, n, 0, (), None)
+    return Choice(slot, n, False, None, plan, 0, tuple(t.chunks.endangered(slot.index, 0)), ())
 
 
 def fits(
@@ -104,9 +119,11 @@ def fits(
     )
 
 
-def _offer(t: Tables, slot: Slot, keep_rows: int) -> SlotOffer:
+def _offer(t: Tables, slot: Slot, keep_rows: int, n_reused: int) -> SlotOffer:
     endangered_rows = len(t.chunks.endangered(slot.index, keep_rows)) * t.shape.chunk_rows
-    return SlotOffer(slot.index, slot.n_tokens, keep_rows, endangered_rows, slot.last_use_seq)
+    in_place = keep_rows > 0 and keep_rows + t.shape.chunk_rows > n_reused
+    superseded = in_place and bool(slot.stable) and n_reused >= slot.stable[0]
+    return SlotOffer(slot.index, slot.n_tokens, keep_rows, endangered_rows, slot.last_use_seq, superseded)
 
 
 def _live(
@@ -143,7 +160,7 @@ def _restore(t: Tables, prompt: PromptView, candidate: Candidate, takeable: list
     if not takeable:
         return Wait("every slot is busy")
     keep = {slot.index: _keep_rows(t, slot, source, n) for slot in takeable}
-    slot = min(takeable, key=lambda s: slot_rank(_offer(t, s, keep[s.index])))
+    slot = min(takeable, key=lambda s: slot_rank(_offer(t, s, keep[s.index], n)))
     keep_rows = keep[slot.index]
     endangered = tuple(t.chunks.endangered(slot.index, keep_rows))
     plan = plan_restore(t, source, n, slot.index, keep_rows, {chunk.id for chunk in endangered})

@@ -20,6 +20,7 @@ from gufo_gguf.cache import latch
 from gufo_gguf.cache.capture_plan import grid_allowance, plan_captures
 from gufo_gguf.cache.captures import Captures, Refusal
 from gufo_gguf.cache.check import check_all
+from gufo_gguf.cache.durable import Durable
 from gufo_gguf.cache.events import EventKind, EventLog
 from gufo_gguf.cache.ledger import InvariantBroken
 from gufo_gguf.cache.occupancy import Occupancy
@@ -74,6 +75,8 @@ class CacheManager:
         self.off: str | None = None if enabled else "disabled"
         """Why nothing is served or kept ("disabled", or the broken invariant); None = the cache works."""
         self.tables = Tables(shape, limits, n_slots, n_ctx, log)
+        self.durable = self.tables.durable = Durable(self.tables)
+        """Disk checkpoints in the index; empty without a disk tier."""
         self._captures = Captures(self.tables)
         self._occupancy = Occupancy(self.tables, self._captures)
 

@@ -6,6 +6,8 @@ be a file of its own and still see one consistent world.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gufo_gguf.cache.buffers import Buffers
 from gufo_gguf.cache.checkpoints import CheckpointTable
 from gufo_gguf.cache.chunks import ChunkTable
@@ -14,6 +16,9 @@ from gufo_gguf.cache.index import PrefixIndex
 from gufo_gguf.cache.ledger import Ledger
 from gufo_gguf.cache.slots import SlotTable
 from gufo_gguf.cache.types import CacheLimits, StateShape
+
+if TYPE_CHECKING:
+    from gufo_gguf.cache.durable import Durable
 
 
 class Tables:
@@ -27,6 +32,8 @@ class Tables:
         self.slots = SlotTable(n_slots)
         self.chunks = ChunkTable(n_slots, shape.chunk_rows, shape.chunk_bytes, self.ledger, self.buffers)
         self.index = PrefixIndex(rows_only=shape.rows_only)
+        self.durable: Durable | None = None
+        """Entries of the disk tier; None without one."""
         self.checkpoints = CheckpointTable(shape, self.ledger, self.buffers, self.chunks, self.index, log)
 
     def full_chunks(self, n_tokens: int) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,15 +28,18 @@ from gufo_gguf.backend.vocab import Vocab
 from gufo_gguf.cache.events import EventLog, encode
 from gufo_gguf.cache.manager import CacheManager
 from gufo_gguf.cache.types import CacheLimits, PromptView, StateShape
-from gufo_gguf.core.errors import ConfigError, ContextLengthExceeded, GufoError, Overloaded, RequestError
+from gufo_gguf.core.errors import ConfigError, ContextLengthExceeded, GufoError, Overloaded, RequestError, StoreError
 from gufo_gguf.engine.bridge import Owner
 from gufo_gguf.engine.budget import automatic_ram_bytes
+from gufo_gguf.engine.disk_tier import DiskTier
+from gufo_gguf.engine.disk_writer import DiskWriter
 from gufo_gguf.engine.executor import Executor
 from gufo_gguf.engine.job import Job, Phase
 from gufo_gguf.engine.pool import BufferPool
 from gufo_gguf.engine.scheduler import Scheduler
 from gufo_gguf.engine.stream import Stream
 from gufo_gguf.engine.types import GenerateRequest, TokenLogprob
+from gufo_gguf.store.disk import DiskStore
 
 log = logging.getLogger("gufo.engine")
 
@@ -54,6 +58,10 @@ class EngineOptions:
     """Budget of the RAM tier; None = half of the free RAM, at most 32 GiB; 0 = no RAM tier."""
     cache_log: Path | None = None
     """Decision log, JSON lines, appended."""
+    cache_disk: Path | None = None
+    """Folder of the disk tier; None = no disk tier."""
+    cache_disk_bytes: int = 8 << 30
+    cache_disk_staging_bytes: int = 1 << 20
     prefill_chunk: int = 512
     max_queue: int = 64
     alias: str | None = None
@@ -129,7 +137,9 @@ class Engine:
         self._shape = shape
         self._jobs: dict[str, Job] = {}
         self._closed = False
-        self._owner = Owner(self._scheduler.step, self._idle_step, self._scheduler.fail_all)
+        self._quiet = threading.Event()
+        self._owner = Owner(self._step, self._idle_step, self._scheduler.fail_all)
+        self._disk = self._open_disk() if enabled and options.cache_disk is not None else None
         self._owner.start()
 
     @classmethod
@@ -223,6 +233,9 @@ class Engine:
         if self._closed:
             return
         self._closed = True
+        if self._disk is not None:  # what should survive a restart is queued while the owner still runs
+            self._owner.ask(self._queue_newest).exception(drain_s)
+            self._disk.close(drain_s)
         if not self._owner.stop(drain_s):
             log.error("the owner thread did not stop within %.0f s; the model is left to the process's end", drain_s)
             return
@@ -238,8 +251,14 @@ class Engine:
         self.close()
 
     # -- owner thread ----------------------------------------------------------------------------
+    def _step(self) -> bool:
+        if not self._scheduler.idle():
+            self._quiet.clear()
+        return self._scheduler.step()
+
     def _idle_step(self) -> bool:
-        if self._executor.spill(_SPILL_ROWS):
+        self._quiet.set()
+        if self._executor.spill(_SPILL_ROWS) or self._executor.prepare_write(_SPILL_ROWS):
             return True
         shape = self._shape
         if self.ram_bytes == 0:
@@ -258,6 +277,7 @@ class Engine:
             "private_bytes": self._shape.private_bytes,
             "chunk_rows": self._shape.chunk_rows,
             "ram": asdict(self._manager.stats()),
+            "disk": self._disk.status() if self._disk is not None else None,
             "pool": {"held_bytes": self._pool.held_bytes, "peak_bytes": self._pool.peak_bytes},
             "checkpoints": [asdict(row) for row in self._manager.checkpoints()],
         }
@@ -279,6 +299,40 @@ class Engine:
                 }
             )
         return out
+
+    # -- disk tier -------------------------------------------------------------------------------
+    def _open_disk(self) -> DiskTier | None:
+        """Open the folder; when it cannot be used, say why once and serve without it."""
+        options = self.options
+        assert options.cache_disk is not None
+        try:
+            store = DiskStore.open(str(options.cache_disk), options.cache_disk_bytes)
+            tier = DiskTier(
+                store,
+                self._manager.durable,
+                self._backend,
+                self._pool,
+                {"model": self.model_id, "arch": self.info.arch, "memory": self.info.memory},
+                self._owner.post,
+                spacing=self._manager.limits.disk_spacing,
+                staging_bytes=options.cache_disk_staging_bytes,
+                queue_bytes=max(self.ram_bytes // 2, 64 << 20),
+            )
+            n = tier.load()
+        except StoreError as error:
+            log.warning("serving without the disk cache: %s", error)
+            return None
+        log.info("disk cache %s: %d checkpoints", options.cache_disk, n)
+        tier.writer = DiskWriter(tier.queue, self._quiet, tier.deliver)
+        tier.writer.start()
+        self._executor.disk = tier
+        return tier
+
+    def _queue_newest(self) -> None:
+        assert self._disk is not None
+        self._disk.want_newest()
+        while self._executor.prepare_write(1 << 20):
+            pass
 
     # -- parts -----------------------------------------------------------------------------------
     def _text_for(self, request: GenerateRequest) -> Detokenizer:

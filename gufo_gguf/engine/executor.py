@@ -13,12 +13,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gufo_gguf.backend.base import Backend, Bytes
+from gufo_gguf.backend.base import Backend, Bytes, Logits
 from gufo_gguf.cache.manager import CacheManager
 from gufo_gguf.cache.types import (
     Admission,
     CapturePoint,
     CaptureRefused,
+    CheckpointId,
     FromBuffer,
     FromSlot,
     Lease,
@@ -26,9 +27,11 @@ from gufo_gguf.cache.types import (
     RequestReport,
     RestorePlan,
     RowCopy,
+    Tier,
     Tokens,
 )
-from gufo_gguf.core.errors import BackendError, StateRejected
+from gufo_gguf.core.errors import BackendError, StateRejected, StoreError
+from gufo_gguf.engine.disk_tier import DiskTier
 from gufo_gguf.engine.pool import BufferPool
 
 log = logging.getLogger("gufo.cache")
@@ -43,6 +46,8 @@ class Executor:
         self._pool = pool
         self._clock = clock
         self._staging: Bytes | None = None
+        self.disk: DiskTier | None = None
+        self._disk_logits: Logits | None = None
 
     # -- before a request runs -------------------------------------------------------------------
     def admit(self, admission: Admission, tokens: Tokens, report: RequestReport) -> int:
@@ -57,7 +62,7 @@ class Executor:
                 self._restore(admission.lease, admission.restore, tokens)
             elif admission.truncate_to is not None:
                 self._backend.truncate(admission.lease.slot, admission.truncate_to)
-        except (BackendError, ValueError, MemoryError) as error:
+        except (BackendError, StoreError, OSError, ValueError, MemoryError) as error:
             log.warning("restore into slot %d failed: %s", admission.lease.slot, error)
             self._manager.abandon(admission, str(error), quarantine=isinstance(error, StateRejected))
             return self._start_empty(admission)
@@ -77,6 +82,10 @@ class Executor:
 
     def _restore(self, lease: Lease, plan: RestorePlan, tokens: Tokens) -> None:
         backend, slot = self._backend, lease.slot
+        if plan.tier is Tier.DISK:
+            assert self.disk is not None, "a plan names the disk tier, and there is none"
+            self._disk_logits = self.disk.restore(lease, plan, tokens)
+            return
         rows = backend.info.inventory
         assert rows is not None
         backend.begin_restore(slot, tokens[: plan.n_tokens], plan.keep_rows, trusted=True)
@@ -128,11 +137,15 @@ class Executor:
             else:
                 if self._manager.commit_capture(ticket):
                     report.captured.append((point.boundary, str(point.origin)))
+                    if self.disk is not None:
+                        self.disk.captured(ticket.checkpoint, point.origin, lease)
         self._collect()
         report.capture_ms += 1e3 * (self._clock() - started)
 
     def logits_of(self, plan: RestorePlan) -> np.ndarray | None:
         """Stored next-token logits of a restored checkpoint, a copy; None when it has none."""
+        if plan.tier is Tier.DISK:
+            return self._disk_logits
         return None if plan.logits is None else self._buffer(plan.logits).view(np.float32).copy()
 
     # -- while nothing runs ----------------------------------------------------------------------
@@ -142,6 +155,20 @@ class Executor:
         self.preserve(copies)
         self._collect()
         return bool(copies)
+
+    def prepare_write(self, max_rows: int) -> bool:
+        """Preserve what the next write to disk needs, then queue it; False when nothing waits for that."""
+        if self.disk is None:
+            return False
+
+        def preserve(checkpoint: CheckpointId) -> bool:
+            copies = self._manager.durable.plan_preserve(checkpoint, max_rows)
+            self.preserve(copies)
+            return bool(copies)
+
+        worked = self.disk.step(preserve)
+        self._collect()
+        return worked
 
     def _buffer(self, buffer: int) -> Bytes:
         return self._pool.get(buffer, self._manager.buffer_bytes(buffer))  # type: ignore[arg-type]
