@@ -137,8 +137,8 @@ def measure(shape: str, n: int, rounds: int) -> dict[str, float | int | str]:
     index, deepest, insert_us = build(make(n), rows_only=rows_only)
     prompt = joined(deepest, fresh(300, 99))
     if rows_only:
-        for slot in range(8):
-            at = 10_000 * (slot + 1)
+        for slot in range(4):
+            at = 20_000 * (slot + 1)
             index.insert("m", joined(deepest[:at], fresh(100, slot)), Entry((Tier.LIVE, slot), at + 100))
     if shape == "miss":
         for number in range(min(4_096, n // 2)):
@@ -178,7 +178,7 @@ def main() -> None:
             )
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
-    hits = [r for r in rows if r["checkpoints"] == 10_000 and r["shape"] not in ("miss", "shrinking")]
+    hits = [r for r in rows if int(r["checkpoints"]) >= 10_000 and r["shape"] not in ("miss", "shrinking")]
     worst = max(hits, key=lambda r: float(r["ratio"]))
     print(f"worst of the hits at 10,000 checkpoints: {worst['ratio']} comparisons ({worst['shape']}); goal {GOAL}")
 

@@ -54,10 +54,15 @@ class Ghosts:
 
         One pass over the tokens, whatever the number of ghosts.
         """
+        depths = sorted(d for d in self._depths.get(scope, ()) if d <= upto)
+        if not depths:
+            return None
         digest, done = xxhash.xxh3_128(), 0
         best: tuple[int, MissReason] | None = None
-        for depth in sorted(d for d in self._depths.get(scope, ()) if d <= upto):
-            digest.update(np.ascontiguousarray(tokens[done:depth]).data)
+        raw = np.ascontiguousarray(tokens).data.cast("B")
+        size = tokens.itemsize
+        for depth in depths:
+            digest.update(raw[done * size : depth * size])
             done = depth
             reason = self._reasons.get((scope, depth, _closed(digest, inputs, depth)))
             if reason is not None:
@@ -92,8 +97,8 @@ def _key(scope: str, tokens: Tokens, inputs: Sequence[InputMark]) -> _GhostKey:
 
 def _closed(digest: xxhash.xxh3_128, inputs: Sequence[InputMark], depth: int) -> bytes:
     """Digest of the tokens so far and of the inputs that start among them."""
-    marks = [m for m in inputs if m.position < depth]
+    marks = sorted((m.position, m.digest) for m in inputs if m.position < depth) if inputs else []
     if marks:
         digest = digest.copy()
-        digest.update(repr(sorted((m.position, m.digest) for m in marks)).encode())
+        digest.update(repr(marks).encode())
     return digest.digest()

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterator
-from itertools import islice
 
 from gufo_gguf.cache.branches import Relation, family_of_newcomer, parent_of, relation_of, relations
+from gufo_gguf.cache.cuts import cuts
 from gufo_gguf.cache.ghosts import Ghosts
 from gufo_gguf.cache.inputs import InputIds, blanked, is_input
 from gufo_gguf.cache.tokentree import TIER_ORDER, Entry, Item, Key, TokenTree, Track
@@ -33,8 +33,6 @@ SCOPE_SEPARATOR = "/"
 USEFUL_PREFIX = 64
 """Tokens.  Prompts of one template share their first few tokens; fewer than this (or than half of a
 shorter prompt) in common means "nothing like it is known", not "the prefix changed"."""
-MAX_CUTS_PER_TIER = 4
-"""Rows-only: thousands of histories may share a system prompt; this many sources of a cut will do."""
 
 
 def join_scope(identity: str, isolation: str = "") -> str:
@@ -137,10 +135,10 @@ class PrefixIndex:
         for track, depth in reversed(path):
             exact += track.candidates[: track.n_upto(min(depth, deepest))][::-1]
         if self._rows_only and deepest > 0:
-            cuts = _cuts(tree, path, deepest)
+            cut = cuts(tree, path, deepest)
             # Only the deep end has to be merged.  Stable: a state that ends at a depth goes first.
-            n = bisect_right(exact, -cuts[-1].n_tokens, key=lambda c: -c.n_tokens) if cuts else 0
-            exact[:n] = sorted(exact[:n] + cuts, key=lambda c: (-c.n_tokens, -TIER_ORDER[c.tier]))
+            n = bisect_right(exact, -cut[-1].n_tokens, key=lambda c: -c.n_tokens) if cut else 0
+            exact[:n] = sorted(exact[:n] + cut, key=lambda c: (-c.n_tokens, -TIER_ORDER[c.tier]))
         return found + exact
 
     def _why_not(self, prompt: PromptView, tokens: Tokens, path: list[tuple[Track, int]]) -> MissReason:
@@ -232,64 +230,6 @@ def _complete(track: Track, n_prompt: int) -> Iterator[Candidate]:
     """States after the whole prompt that carry their next-token logits."""
     first, last = track.n_upto(n_prompt - 1), track.n_upto(n_prompt)
     return (c for c in track.candidates[first:last][::-1] if c.has_logits)
-
-
-def _cuts(tree: TokenTree, path: list[tuple[Track, int]], deepest: int) -> list[Candidate]:
-    """Rows-only: states of histories that leave the path, as if they ended where they leave it.
-
-    Deepest first; all live frontiers, and at most ``MAX_CUTS_PER_TIER`` of tiers that can have many.
-    """
-    found = list(_live_cuts(tree, path, deepest))
-    for tier in (Tier.RAM, Tier.DISK):
-        if not tree.root.n_below(tier):
-            continue
-        for depth, item in islice(_leaving(path, deepest, tier), MAX_CUTS_PER_TIER):
-            found.append(Candidate(tier, depth, item.candidate.checkpoint, None))
-    found.sort(key=lambda c: -c.n_tokens)
-    return found
-
-
-def _live_cuts(tree: TokenTree, path: list[tuple[Track, int]], deepest: int) -> Iterator[Candidate]:
-    """Live frontiers are few: each is followed up to where it meets the path."""
-    left_at = dict(path)
-    for slot in sorted(tree.live):
-        home, entry = tree.home[Tier.LIVE, slot]
-        track: Track | None = home
-        depth = entry.n_tokens
-        while track is not None and track not in left_at:
-            depth, track = track.start, track.parent
-        depth = min(depth, left_at[track] if track is not None else 0, deepest)
-        if 0 < depth < entry.n_tokens:
-            yield Candidate(Tier.LIVE, depth, None, slot)
-
-
-def _leaving(path: list[tuple[Track, int]], deepest: int, tier: Tier) -> Iterator[tuple[int, Item]]:
-    """Entries beyond the path with the depth, at most ``deepest``, to which they share it.
-
-    track   start ------ fork ------------ last ------------ end
-            prompt runs along .............^ and leaves (or is cut at ``deepest``) here
-    """
-    below: Track | None = None
-    for track, left_at in reversed(path):
-        last = min(left_at, deepest)
-        if last == 0:
-            return
-        yield from ((last, i) for i in track.items[track.n_upto(last) :] if i.entry.key[0] is tier)
-        for key in reversed(track.forks):
-            kid = track.kids[key]
-            cut = min(kid.start, last)
-            if kid is not below and kid.n_below(tier) and cut > 0:
-                yield from ((cut, item) for item in _all_on(kid, tier))
-        below = track
-
-
-def _all_on(track: Track, tier: Tier) -> Iterator[Item]:
-    """Entries of a tier on a track and on all that leave it."""
-    pending = [track]
-    while pending:
-        track = pending.pop()
-        yield from (item for item in track.items if item.entry.key[0] is tier)
-        pending += [kid for kid in track.kids.values() if kid.n_below(tier)]
 
 
 def _meets_input(track: Track, depth: int) -> bool:

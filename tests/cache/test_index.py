@@ -133,7 +133,7 @@ class RowsOnlyIndexMachine(IndexMachine):
 
 
 QUICK = settings(max_examples=25, stateful_step_count=40, deadline=None)
-LONG = settings(max_examples=600, stateful_step_count=80, deadline=None)
+LONG = settings(max_examples=300, stateful_step_count=80, deadline=None)
 
 TestIndexMachine = IndexMachine.TestCase
 TestIndexMachine.settings = QUICK
