@@ -3,9 +3,9 @@
 Candidates come best first.  Each is checked again against the tables, token by token: a lookup may
 be older than the last change, and a wrong reuse is the one mistake that is not allowed.
 
-    live   continue in place (rows-only memories may first cut to the common prefix)
-    ram    into the slot that ``slot_rank`` puts first
-    cold   likewise
+    live       continue in place (rows-only memories may first cut to the common prefix)
+    ram, disk  into the slot that ``slot_rank`` puts first
+    cold       likewise
 
 A restore reads each full chunk from backing memory, or from another slot that still holds its
 rows, or finds it in place already:
@@ -44,7 +44,7 @@ from gufo_gguf.cache.types import (
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A slot and a start; exactly one of: live (``live`` True), restore (``checkpoint``), cold (neither)."""
+    """A slot and a start: live (``live`` True), restore (``plan``; ``checkpoint`` too when it is in RAM), or cold."""
 
     slot: Slot
     n_reused: int

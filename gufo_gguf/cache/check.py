@@ -137,6 +137,8 @@ def _slots(t: Tables, pending: Mapping[int, Pending]) -> Iterator[str]:
             if chunk_id is not None and t.chunks.get(chunk_id).index != index:
                 yield f"slot {slot.index} has chunk {chunk_id} at place {index}"
     counts = Counter(p.checkpoint.id for p in pending.values() if p.checkpoint is not None)
+    if t.durable is not None:
+        counts.update(t.durable.pinned())
     for c in [*t.checkpoints.all(), *t.checkpoints.leaving.values()]:
         if c.pins != counts[c.id]:
             yield f"checkpoint {c.id} counts {c.pins} pins; {counts[c.id]} exist"

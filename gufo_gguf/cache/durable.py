@@ -120,6 +120,10 @@ class Durable:
         if c is not None:
             self._t.checkpoints.unpin(c)
 
+    def pinned(self) -> tuple[CheckpointId, ...]:
+        """Checkpoints that a write needs, for ``check``."""
+        return tuple(self._pinned)
+
     def plan_preserve(self, checkpoint: CheckpointId, max_rows: int) -> tuple[RowCopy, ...]:
         """Some of its borrowed rows, to be copied to backing memory; of running slots too: rows never change."""
         if checkpoint not in self._t.checkpoints:

@@ -46,7 +46,7 @@ class Pending:
     admission: Admission
     prompt: PromptView
     checkpoint: Checkpoint | None
-    """Pinned meanwhile; it may have been removed since."""
+    """The RAM source of a restore, pinned meanwhile; it may have been removed since."""
     sources: tuple[int, ...]
     """Slots that the restore reads, pinned meanwhile."""
     held: tuple[ChunkId, ...]
@@ -114,7 +114,7 @@ class Occupancy:
         self._captures.drop_lost(lost, "not_preserved")
         _take_over(slot, pending.prompt)
         if admission.source is not ReuseSource.NONE:
-            self._event_restore(admission, pending.checkpoint, "")
+            self._event_restore(admission, "")
             used = slot.anchor if source is None else source.id
             if used is not None:
                 t.checkpoints.touch(used, admission.source)
@@ -129,7 +129,7 @@ class Occupancy:
         self.empty(slot, reason)
         _take_over(slot, pending.prompt)
         if admission.source is not ReuseSource.NONE:
-            self._event_restore(admission, pending.checkpoint, reason)
+            self._event_restore(admission, reason)
         source = pending.checkpoint
         if quarantine and source is not None and source.id in self._t.checkpoints:
             self._t.checkpoints.remove(source.id, "quarantined", ghost=MissReason.QUARANTINED)
@@ -206,25 +206,27 @@ class Occupancy:
         if choice.n_reused == 0:
             # No reason in the lookup: what it saw is gone, or would have cost more than it gives.
             reason = lookup.reason or MissReason.NO_CHECKPOINT
+        plan = choice.plan
         self._t.log.emit(
             EventKind.LOOKUP,
             reason=reason,
             boundary=choice.n_reused,
             common_prefix=lookup.common_prefix,
-            tier=Tier.LIVE if choice.live else None if choice.plan is None else choice.plan.tier,
+            tier=Tier.LIVE if choice.live else None if plan is None else plan.tier,
             slot=choice.slot.index,
-            checkpoint=_number(choice.checkpoint),
+            checkpoint=None if plan is None else int(plan.checkpoint),
             total_bytes=self._t.checkpoints.unique_bytes,
         )
 
-    def _event_restore(self, admission: Admission, checkpoint: Checkpoint | None, reason: str) -> None:
+    def _event_restore(self, admission: Admission, reason: str) -> None:
+        plan = admission.restore
         self._t.log.emit(
             EventKind.RESTORE,
             reason=reason,
-            checkpoint=_number(checkpoint),
+            checkpoint=None if plan is None else int(plan.checkpoint),
             slot=admission.lease.slot,
             boundary=admission.n_reused,
-            tier=Tier.LIVE if admission.restore is None else admission.restore.tier,
+            tier=Tier.LIVE if plan is None else plan.tier,
             total_bytes=self._t.checkpoints.unique_bytes,
         )
 
@@ -253,7 +255,3 @@ def _take_over(slot: Slot, prompt: PromptView) -> None:
     """From here on the slot computes for this prompt."""
     slot.scope, slot.inputs, slot.stable, slot.write = prompt.scope, prompt.inputs, prompt.stable, prompt.write
     slot.state = SlotState.RUNNING
-
-
-def _number(checkpoint: Checkpoint | None) -> int | None:
-    return None if checkpoint is None else int(checkpoint.id)

@@ -149,6 +149,9 @@ class SlotOffer:
     endangered_rows: int
     """Rows to preserve before the slot may be overwritten."""
     last_use_seq: int
+    superseded: bool = False
+    """The request goes on from the slot's own last prompt, only its reply was changed: what would be
+    overwritten is a reply that the client no longer sends."""
 
 
 def mostly_kept(keep_rows: int, n_tokens: int) -> bool:
@@ -163,10 +166,11 @@ def mostly_kept(keep_rows: int, n_tokens: int) -> bool:
 def slot_rank(offer: SlotOffer) -> tuple[int, int, int]:
     """Order of slots for a request that does not simply continue one of them.
 
-    0 the slot that holds nearly nothing but this checkpoint's rows; 1 an empty slot; 2 a slot whose
-    rows are preserved; 3 one that needs preserving first.  Then least recently used, then by number.
+    0 the slot that this request supersedes, or that holds nearly nothing but the wanted rows; 1 an
+    empty slot; 2 a slot whose rows are preserved; 3 one that needs preserving first.  Then least
+    recently used, then by number.
     """
-    if mostly_kept(offer.keep_rows, offer.n_tokens):
+    if offer.superseded or mostly_kept(offer.keep_rows, offer.n_tokens):
         tier = 0
     elif offer.n_tokens == 0:
         tier = 1

@@ -28,8 +28,10 @@ from gufo_gguf.cache.types import (
     Lookup,
     Origin,
     PromptView,
+    RestorePlan,
     RowCopy,
     StateShape,
+    Tier,
     Tokens,
 )
 from gufo_gguf.core.errors import BackendError
@@ -110,7 +112,11 @@ class Rig:
         self.pool: dict[BufferId, np.ndarray] = {}
         self.slot_recipe: list[Recipe] = [()] * n_slots
         self.recipe: dict[CheckpointId, tuple[int, Recipe]] = {}
+        self.disk: dict[int, tuple[Recipe, np.ndarray, np.ndarray]] = {}
+        """By number of the durable entry: recipe, rows packed as one piece, private state."""
         self.rows_copied = 0
+        self.tolerant = faults is not None
+        """Failed plans are answered as an engine does; otherwise they are a mistake and raise."""
         self._check = check
 
     # -- one request -----------------------------------------------------------------------------
@@ -136,9 +142,12 @@ class Rig:
             self._place(admission, prompt.tokens)
             ok = self.manager.ready(admission)
         except BackendError as error:
+            if not self.tolerant:
+                raise
             self.backend.abort_restore(slot)
             self.manager.abandon(admission, type(error).__name__)
             ok = False
+        assert ok or self.tolerant
         if not ok:
             self.backend.abort_restore(slot)
             self.slot_recipe[slot] = ()
@@ -259,6 +268,9 @@ class Rig:
             return
         assert admission.truncate_to == plan.keep_rows
         self.backend.begin_restore(slot, tokens[: plan.n_tokens], plan.keep_rows)
+        if plan.tier is Tier.DISK:
+            self._place_from_disk(slot, plan)
+            return
         row_bytes = self.shape.row_bytes
         for piece in plan.pieces:
             if isinstance(piece.source, FromSlot):
@@ -274,6 +286,50 @@ class Rig:
         self.backend.finish_restore(slot)
         n_tokens, recipe = self.recipe[plan.checkpoint]
         self.slot_recipe[slot] = recipe if plan.n_tokens == n_tokens else (*recipe, Cut(plan.n_tokens))
+
+    def persist(self, checkpoint: CheckpointId) -> int | None:
+        """Write a retained checkpoint out whole and make it durable; its entry's number."""
+        durable = self.manager.durable
+        durable.pin(checkpoint)
+        while copies := durable.plan_preserve(checkpoint, 2 * self.shape.chunk_rows):
+            self.preserve(copies)
+            self.manager.preserve_done(copies)
+            self.settle()
+        source, parts = self.manager.tables.checkpoints.get(checkpoint), durable.export(checkpoint)
+        assert source is not None and parts is not None
+        scratch = FakeBackend(**self.options)
+        scratch.begin_restore(0, source.tokens)
+        for i, (_, buffer) in enumerate(parts.chunks):
+            scratch.load_rows(
+                0, i * self.shape.chunk_rows, self.shape.chunk_rows, self.pool[buffer], self.shape.chunk_rows
+            )
+        if parts.tail is not None:
+            n = source.parts.tail_rows
+            scratch.load_rows(0, source.n_tokens - n, n, self.pool[parts.tail], n)
+        if parts.private is not None:
+            scratch.load_private(0, self.pool[parts.private])
+        scratch.finish_restore(0)
+        state = state_of(scratch, 0)
+        split = source.n_tokens * self.shape.row_bytes
+        number = durable.add(
+            source.scope, source.tokens, source.inputs, source.origin, has_logits=parts.logits is not None
+        )
+        self.disk[number] = (self.recipe[checkpoint][1], state[:split], state[split:])
+        durable.unpin(checkpoint)
+        self.settle()
+        return number
+
+    def _place_from_disk(self, slot: int, plan: RestorePlan) -> None:
+        recipe, rows, private = self.disk[int(plan.checkpoint)]
+        known = self.manager.durable.get(int(plan.checkpoint))
+        assert known is not None
+        whole = len(known.tokens)
+        if len(rows):
+            self.backend.load_rows(slot, 0, plan.n_tokens, rows, whole)
+        if len(private):
+            self.backend.load_private(slot, private)
+        self.backend.finish_restore(slot)
+        self.slot_recipe[slot] = recipe if plan.n_tokens == whole else (*recipe, Cut(plan.n_tokens))
 
     # -- oracle ----------------------------------------------------------------------------------
     def verify(self, slot: int) -> None:

@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gufo_gguf.cache.events import EventKind
-from gufo_gguf.cache.types import CapturePoint, CaptureTicket, InputMark, Origin, PromptView, ReuseSource, Tokens
+from gufo_gguf.cache.types import (
+    CapturePoint,
+    CaptureTicket,
+    InputMark,
+    MissReason,
+    Origin,
+    PromptView,
+    ReuseSource,
+    Tokens,
+)
 from tests.cache.rig import Rig, Run, join, mark, text
 
 KINDS = {"hybrid": (24, 64), "rows": (24, 0), "recurrent": (0, 64)}
@@ -126,10 +135,12 @@ class ManagerMachine(RuleBasedStateMachine):
             run = self.runs.pop(data.draw(st.integers(0, len(self.runs) - 1)))
             self.rig.manager.fail_slot(run.admission.lease, "in_doubt")
             self.lose(run.slot)
+            self.rig.tolerant = True  # the slot may have been the source of a restore
         self.rig.spill(8)
         for got in both if in_order else reversed(both):
             if got is not None:
                 self.opened(self.rig.carry_out(*got))
+        self.rig.tolerant = False
 
     @precondition(lambda self: self.runs)
     @rule(data=st.data(), limit=st.sampled_from([1000, 7, 1]))
@@ -152,6 +163,19 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(max_rows=st.sampled_from([1, 20, 1000]))
     def spill(self, max_rows: int) -> None:
         self.rig.spill(max_rows)
+
+    @rule(data=st.data())
+    def write_to_disk(self, data: Any) -> None:
+        retained = self.rig.manager.tables.checkpoints.all()
+        if retained:
+            self.rig.persist(retained[data.draw(st.integers(0, len(retained) - 1))].id)
+
+    @precondition(lambda self: self.rig.disk)
+    @rule(data=st.data(), damaged=st.booleans())
+    def gone_from_disk(self, data: Any, damaged: bool) -> None:
+        number = data.draw(st.sampled_from(sorted(self.rig.disk)))
+        del self.rig.disk[number]
+        self.rig.manager.durable.remove(number, MissReason.QUARANTINED if damaged else MissReason.EVICTED)
 
     # -- trouble ---------------------------------------------------------------------------------
     def lose(self, slot: int) -> None:

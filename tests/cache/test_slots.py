@@ -123,12 +123,15 @@ def test_views_of_a_history_never_change() -> None:
     assert np.array_equal(fork.view(100), history.view(100))
 
 
-def offer(slot: int, n_tokens: int = 0, keep: int = 0, endangered: int = 0, used: int = 0) -> SlotOffer:
-    return SlotOffer(slot, n_tokens, keep, endangered, used)
+def offer(
+    slot: int, n_tokens: int = 0, keep: int = 0, endangered: int = 0, used: int = 0, old: bool = False
+) -> SlotOffer:
+    return SlotOffer(slot, n_tokens, keep, endangered, used, superseded=old)
 
 
 def test_the_order_in_which_slots_are_taken_is_one_list() -> None:
     offers = {
+        "a reply that the client changed": offer(8, 10_000, keep=5_000, endangered=600, used=98, old=True),
         "its own rows and little else": offer(5, 10_000, keep=9_000, endangered=600, used=99),
         "empty": offer(4),
         "empty, higher number": offer(6),
