@@ -183,6 +183,11 @@ def serve(
         normalise_noise=not keep_noise,
         reasoning_format=reasoning_format,
     )
+    if ctx_size * sessions >= 2**31:
+        raise ConfigError(
+            f"--ctx-size {ctx_size} times --sessions {sessions} is more than a context can count (2^31 tokens); "
+            "choose a smaller --ctx-size"
+        )
     template = _read_template(chat_template_file)
     sock = bind(settings)  # a port in use shows before a model is loaded
     try:

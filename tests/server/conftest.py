@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import openai
@@ -67,6 +69,16 @@ class _Server:
         self.uvicorn.handle_exit(15, None)
         self._thread.join(10)
         assert not self._thread.is_alive()
+
+
+@contextmanager
+def running_server(engine: Any, settings: ServerSettings) -> Iterator[Running]:
+    """A server around any engine; the engine is closed at the end."""
+    server = _Server(engine, settings)
+    try:
+        yield server.running
+    finally:
+        server.stop()
 
 
 @pytest.fixture(scope="session")
