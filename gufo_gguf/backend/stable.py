@@ -10,7 +10,8 @@
 template that drops past reasoning once a new user turn comes keeps it in a tool loop), so both are
 boundaries.  Rejected: searching the prompt for role markers, since a template may print anything.
 
-(a) is the prompt without ``generation_prompt``, which llama.cpp finds by that same comparison; only
+(a) is the prompt without ``generation_prompt``, which llama.cpp finds by that same comparison of
+characters, unless the cut lies within a marker (two different ones may begin alike); so usually only
 (b) has to be rendered.
 
 Tokenizing three times a prompt of 100,000 tokens would cost more than restoring it.  A tokenizer
@@ -50,6 +51,7 @@ class Render(Protocol):
 PROBE_ANSWER = {"role": "assistant", "content": "Sure."}
 PROBE_QUESTION = {"role": "user", "content": "Next."}
 _MARKER = re.compile(r"<[^<>\n]{1,48}>|\[[^\[\]\n]{1,48}\]")
+_WITHIN_MARKER = re.compile(r"[<\[][^<>\[\]\s]*$")
 _WINDOW_CHARS = 4096
 
 
@@ -98,7 +100,9 @@ class StableSearch:
     def _without_opening(self, chat: ChatInput, rendered: Rendered) -> str | None:
         opening = rendered.generation_prompt
         if opening and not rendered.is_continuation and rendered.prompt.endswith(opening):
-            return rendered.prompt[: -len(opening)]
+            text = rendered.prompt[: -len(opening)]
+            if not _WITHIN_MARKER.search(text, max(0, len(text) - 64)):
+                return text
         return self._prompt_of(chat)
 
     def _prompt_of(self, chat: ChatInput) -> str | None:

@@ -70,7 +70,13 @@ struct gufo_sampler {
         if (llama_vocab_is_eog(vocab, token) && !grammar_allows(token)) {
             throw gufo_failure(GUFO_E_INVALID, "grammar: the text may not end here");
         }
-        llama_sampler_accept(grammar.get(), token);
+        try {
+            llama_sampler_accept(grammar.get(), token);
+        } catch (const std::bad_alloc &) {
+            throw;
+        } catch (const std::exception &) {  // its message quotes the output
+            throw gufo_failure(GUFO_E_INVALID, "grammar: it does not allow token " + std::to_string(token) + " here");
+        }
     }
 
     void accept(llama_token token, bool is_generated) {

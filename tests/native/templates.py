@@ -28,6 +28,12 @@ FORGETS_REASONING = """\
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n<think>\\n' }}{%- endif -%}
 """
 
+# Without the assistant opening it ends with another marker, which begins like the opening.
+ENDS_WITH_MARKER = """\
+{%- for m in messages -%}{{ '<|' + m.role + '|>\\n' + m.content + '<|end|>\\n' }}{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|assistant|>\\n' }}{%- else -%}{{ '<|endoftext|>' }}{%- endif -%}
+"""
+
 # Refuses a conversation that goes on after an answer, hence every probe.
 ONE_TURN = """\
 {%- if messages | selectattr('role', 'equalto', 'assistant') | list | length > 0 and messages[-1].content != 'test' -%}

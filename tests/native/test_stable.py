@@ -17,7 +17,7 @@ from gufo_gguf.backend.stable import PROBE_ANSWER, PROBE_QUESTION, StableSearch,
 from gufo_gguf.cache.types import Tokens
 from gufo_gguf.core.errors import RequestError
 from gufo_gguf.engine.types import as_tokens
-from tests.native.templates import FORGETS_REASONING, ONE_TURN, PLAIN
+from tests.native.templates import ENDS_WITH_MARKER, FORGETS_REASONING, ONE_TURN, PLAIN
 
 pytestmark = pytest.mark.native
 
@@ -87,6 +87,14 @@ def test_opening_that_is_not_sent_again(
     assert opened.endswith("<|im_start|>assistant\n<think>\n")
     bare = opened.removesuffix("<|im_start|>assistant\n<think>\n")
     assert texts_at(chat, ASK, tokenize, backend) == [bare, bare + "<|im_start|>assistant\n"]
+
+
+def test_markers_that_begin_alike_are_told_apart(of: Callable[[str], ChatFormat], tokenize: Tokenizer) -> None:
+    chat = of(ENDS_WITH_MARKER)
+    rendered = chat.render(ASK)
+    assert rendered.generation_prompt == "assistant|>\n"
+    tokens = tokenize(rendered.prompt)
+    assert chat.stable_boundaries(ASK, rendered, tokens, tokenize) == by_definition(chat, ASK, tokens, tokenize)
 
 
 @pytest.mark.parametrize("source", ["own", FORGETS_REASONING])
