@@ -106,8 +106,9 @@ GUFO_API int gufo_begin_restore(gufo_state * state, uint32_t slot, const int32_t
 // load_private) must stay as they are until finish or abort.
 GUFO_API int gufo_load_pieces(gufo_state * state, uint32_t slot, const struct gufo_piece * pieces, uint32_t n_pieces);
 // The same in parts, for reading from a disk through a small buffer: bytes [offset, offset + n_bytes)
-// of the packed piece, ascending without gaps; copied when the call returns. Garbage that was loaded
-// before its checksum failed is zeroed by gufo_abort_restore.
+// of the packed piece, ascending without gaps; copied when the call returns. Only in a trusted restore
+// (a part may end within a value); what was loaded before its checksum failed, NaN perhaps, is zeroed
+// by gufo_abort_restore.
 GUFO_API int gufo_load_row_bytes(gufo_state * state, uint32_t slot, uint32_t first, uint32_t n, uint32_t buffer_rows, uint64_t offset,
                                  const void * data, uint64_t n_bytes);
 GUFO_API int gufo_load_private_bytes(gufo_state * state, uint32_t slot, uint64_t offset, const void * data, uint64_t n_bytes);

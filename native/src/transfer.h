@@ -33,6 +33,7 @@ public:
     // At once; waits for what is queued.
     void zero(ggml_tensor * tensor, size_t offset, size_t n_bytes);
     void finish();
+    bool checks() const { return check_; }
 
 private:
     [[noreturn]] static void refuse(const ggml_tensor * tensor);

@@ -17,6 +17,7 @@ import os
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,9 @@ N_JOINT = 12
 """Passes decoded beside the neighbour before the checkpoint."""
 N_NEIGHBOUR = 40
 """Tokens the neighbour holds before it joins."""
+
+PART_BYTES = 10_007
+"""Prime: parts end within rows, blocks and values."""
 
 THREADS = int(os.environ.get("GUFO_QUALIFY_THREADS", "1"))
 """One by default: two OpenMP threads on a busy machine may take a second per token."""
@@ -172,6 +176,17 @@ def take(backend: LlamaBackend, base: int, plan: Plan) -> tuple[Checkpoint, ...]
     return tuple(capture(backend, base + who, plan.conversations[who][: plan.at[who]]) for who in plan.who)
 
 
+class Loading(StrEnum):
+    """How the payloads travel; the result must not depend on it."""
+
+    ONE_BY_ONE = "one by one"
+    """Chunk after chunk, each looked through for NaN."""
+    BLOCKS = "blocks"
+    """All chunks in one call, at equal distances in one buffer: one copy per tensor."""
+    PARTS = "parts"
+    """As through a small buffer from a disk, in parts of a size that divides nothing."""
+
+
 def restore(
     backend: LlamaBackend,
     slot: int,
@@ -180,6 +195,7 @@ def restore(
     keep_rows: int = 0,
     n_tokens: int | None = None,
     announce: Tokens | None = None,
+    how: Loading = Loading.ONE_BY_ONE,
 ) -> None:
     """Bring a checkpoint into a slot.
 
@@ -189,7 +205,37 @@ def restore(
     inventory = backend.info.inventory
     assert inventory is not None
     n = len(checkpoint.tokens) if n_tokens is None else n_tokens
-    backend.begin_restore(slot, checkpoint.tokens[:n] if announce is None else announce, keep_rows)
+    tokens = checkpoint.tokens[:n] if announce is None else announce
+    backend.begin_restore(slot, tokens, keep_rows, trusted=how is not Loading.ONE_BY_ONE)
+    pieces = _pieces(backend, checkpoint, keep_rows, n)
+    match how:
+        case Loading.ONE_BY_ONE:
+            for piece in pieces:
+                backend.load_rows(slot, *piece)
+        case Loading.BLOCKS:
+            backend.load_pieces(slot, _in_one_buffer(backend, pieces))
+        case Loading.PARTS:
+            for first, n_rows, buffer, buffer_rows in pieces:
+                for at in range(0, buffer.nbytes, PART_BYTES):
+                    part = buffer[at : at + PART_BYTES].copy()
+                    backend.load_row_bytes(slot, first, n_rows, buffer_rows, at, part)
+    if inventory.private_bytes and how is Loading.PARTS:
+        for at in range(0, checkpoint.private.nbytes, PART_BYTES):
+            backend.load_private_bytes(slot, at, checkpoint.private[at : at + PART_BYTES].copy())
+    elif inventory.private_bytes:
+        backend.load_private(slot, checkpoint.private)
+    backend.finish_restore(slot)
+
+
+RestorePiece = tuple[int, int, Bytes, int]
+"""(first row, rows, packed buffer, rows that the buffer holds), as ``load_rows`` takes it."""
+
+
+def _pieces(backend: LlamaBackend, checkpoint: Checkpoint, keep_rows: int, n: int) -> list[RestorePiece]:
+    """The pieces of rows [keep_rows, n)."""
+    inventory = backend.info.inventory
+    assert inventory is not None
+    pieces = []
     for i, chunk in enumerate(checkpoint.chunks):
         first, buffer_rows = i * CHUNK_ROWS, chunk.nbytes // inventory.row_bytes
         end = min(first + buffer_rows, n)
@@ -197,10 +243,20 @@ def restore(
             chunk, buffer_rows = tail_of(chunk, inventory.row_bytes, keep_rows - first, backend), end - keep_rows
             first = keep_rows
         if keep_rows <= first < end:
-            backend.load_rows(slot, first, end - first, chunk, buffer_rows)
-    if inventory.private_bytes:
-        backend.load_private(slot, checkpoint.private)
-    backend.finish_restore(slot)
+            pieces.append((first, end - first, chunk, buffer_rows))
+    return pieces
+
+
+def _in_one_buffer(backend: LlamaBackend, pieces: list[RestorePiece]) -> list[RestorePiece]:
+    """The same pieces, their buffers at equal distances in one (alive while a view of it is)."""
+    distance = max((buffer.nbytes for _, _, buffer, _ in pieces), default=0) + 64
+    whole = backend.alloc(distance * len(pieces))
+    moved = []
+    for i, (first, n_rows, buffer, buffer_rows) in enumerate(pieces):
+        view = whole[i * distance : i * distance + buffer.nbytes]
+        view[:] = buffer
+        moved.append((first, n_rows, view, buffer_rows))
+    return moved
 
 
 def tail_of(chunk: Bytes, row_bytes: int, skip: int, backend: LlamaBackend) -> Bytes:

@@ -21,7 +21,7 @@ from gufo_gguf.backend.llama import LlamaBackend
 from tests.conftest import tiny_model_path
 from tests.qualification import harness
 from tests.qualification.cases import BY_NAME, Case, Path
-from tests.qualification.harness import Checkpoint, Model, Outcome, Plan
+from tests.qualification.harness import Checkpoint, Loading, Model, Outcome, Plan
 
 ROOT = File(__file__).parents[2]
 _DIRT = 150
@@ -39,6 +39,7 @@ class Job:
     n_ctx: int
     n_slots: int
     base: int
+    how: Loading
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +80,17 @@ def _continue(
     path: Path, source: LlamaBackend, model: Model, plan: Plan, checkpoints: tuple[Checkpoint, ...]
 ) -> Continued:
     if path is Path.PROCESS:
-        return in_another_process(Job(model, plan, checkpoints, n_ctx=harness.N_CTX, n_slots=3, base=0))
+        return in_another_process(Job(model, plan, checkpoints, harness.N_CTX, 3, base=0, how=Loading.PARTS))
     if path is Path.CONTEXT:
-        return carry_out(Job(model, plan, checkpoints, n_ctx=4096, n_slots=3, base=1))
+        return carry_out(Job(model, plan, checkpoints, n_ctx=4096, n_slots=3, base=1, how=Loading.PARTS))
     base = _OTHER if path in (Path.FRESH, Path.DIRTY) else _SOURCE
     if path is Path.DIRTY:
         _make_dirty(source, base, plan)
     elif path in (Path.SAME, Path.KEPT):
         _move_on(source, base, plan)
     keep = [_rows_to_keep(n) if path is Path.KEPT else 0 for n in plan.at]
-    return _resume(source, base, plan, checkpoints, keep)
+    how = Loading.BLOCKS if path in (Path.FRESH, Path.SAME) else Loading.ONE_BY_ONE
+    return _resume(source, base, plan, checkpoints, keep, how)
 
 
 def _rows_to_keep(n_tokens: int) -> int:
@@ -115,17 +117,17 @@ def _move_on(backend: LlamaBackend, base: int, plan: Plan) -> None:
 
 
 def _resume(
-    backend: LlamaBackend, base: int, plan: Plan, checkpoints: tuple[Checkpoint, ...], keep: list[int]
+    backend: LlamaBackend, base: int, plan: Plan, checkpoints: tuple[Checkpoint, ...], keep: list[int], how: Loading
 ) -> Continued:
     for who in plan.who:
-        harness.restore(backend, base + who, checkpoints[who], keep_rows=keep[who])
+        harness.restore(backend, base + who, checkpoints[who], keep_rows=keep[who], how=how)
     restored = tuple(harness.capture(backend, base + who, checkpoints[who].tokens) for who in plan.who)
     return Continued(backend.info.identity, restored, harness.proceed(backend, base, plan))
 
 
 def carry_out(job: Job) -> Continued:
     with job.model.open(job.n_ctx, job.n_slots) as backend:
-        return _resume(backend, job.base, job.plan, job.checkpoints, [0] * len(job.plan.at))
+        return _resume(backend, job.base, job.plan, job.checkpoints, [0] * len(job.plan.at), job.how)
 
 
 def in_another_process(job: Job) -> Continued:

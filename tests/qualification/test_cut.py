@@ -18,7 +18,7 @@ from gufo_gguf.core.errors import UnsupportedMemory
 from tests.conftest import tiny_model_path
 from tests.qualification import harness
 from tests.qualification.cases import BY_NAME, VARIANTS, Case, Path
-from tests.qualification.harness import Model, Outcome, Pass, Plan
+from tests.qualification.harness import Loading, Model, Outcome, Pass, Plan
 from tests.qualification.qualify import model_of
 
 pytestmark = [pytest.mark.native, pytest.mark.slow]
@@ -49,11 +49,11 @@ def _plans(n_cut: int, n_vocab: int) -> tuple[Plan, Plan]:
     return computed, dataclasses.replace(branch, conversations=(tokens,), before=tuple(_passes(n_cut)))
 
 
-def _cut_live_and_stored(model: Model, n_cut: int) -> tuple[Plan, Outcome, Outcome, Outcome]:
+def _cut_live_and_stored(model: Model, n_cut: int, how: Loading) -> tuple[Plan, Outcome, Outcome, Outcome]:
     with model.open() as backend:
         computed, branch = _plans(n_cut, backend.info.n_vocab)
         (checkpoint,) = harness.take(backend, 0, computed)
-        harness.restore(backend, 1, checkpoint, n_tokens=n_cut)
+        harness.restore(backend, 1, checkpoint, n_tokens=n_cut, how=how)
         stored = harness.proceed(backend, 1, branch)
         # restored whole and cut before anything was decoded
         harness.restore(backend, 2, checkpoint)
@@ -73,7 +73,8 @@ def _nothing(found: dict[str, int]) -> bool:
 @pytest.mark.parametrize("kv", ["f16", "q8_0"])
 def test_cut_at_the_end_of_a_pass_is_the_run_that_stopped_there(variant: str, kv: str, n_cut: int) -> None:
     model = _model(variant, kv)
-    branch, *outcomes = _cut_live_and_stored(model, n_cut)
+    how = Loading.BLOCKS if kv == "f16" else Loading.PARTS
+    branch, *outcomes = _cut_live_and_stored(model, n_cut, how)
     reference = harness.uninterrupted(model, branch)
     for outcome in outcomes:
         assert _nothing(harness.compare(reference, outcome))
@@ -82,7 +83,7 @@ def test_cut_at_the_end_of_a_pass_is_the_run_that_stopped_there(variant: str, kv
 @pytest.mark.parametrize("n_cut", INSIDE)
 @pytest.mark.parametrize("variant", ROWS_ONLY)
 def test_cut_inside_a_pass_is_the_same_live_and_stored(variant: str, n_cut: int) -> None:
-    _, live, stored, both = _cut_live_and_stored(_model(variant, "f16"), n_cut)
+    _, live, stored, both = _cut_live_and_stored(_model(variant, "f16"), n_cut, Loading.ONE_BY_ONE)
     assert _nothing(harness.compare(live, stored))
     assert _nothing(harness.compare(live, both))
 

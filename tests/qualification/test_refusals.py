@@ -219,6 +219,119 @@ def test_a_restore_without_its_private_state(opened: Get, variant: str) -> None:
     it.check_cold()
 
 
+# -- many pieces, and parts of pieces ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", WITH_ROWS)
+def test_several_pieces_of_which_one_does_not_fit(opened: Get, variant: str) -> None:
+    it = opened(variant)
+    good, tail = it.good.chunks
+    for second, message in (
+        ((CHUNK_ROWS, 45, np.zeros(45 * it.row_bytes, np.uint8), 45), "continue at row 256"),
+        ((CHUNK_ROWS + 1, 43, tail, 44), "continue at row 256"),
+        ((CHUNK_ROWS, 44, tail[:-1], 44), "short"),
+    ):
+        it.begin()
+        pieces = [(0, CHUNK_ROWS, good, CHUNK_ROWS), second]
+        it.refused(lambda pieces=pieces: it.backend.load_pieces(SLOT, pieces), message)  # type: ignore[misc]
+    it.check_cold()
+
+
+@pytest.mark.parametrize("variant", WITH_ROWS)
+def test_parts_that_do_not_continue(opened: Get, variant: str) -> None:
+    it = opened(variant)
+    chunk = it.good.chunks[0]
+    load = it.backend.load_row_bytes
+    for actions, message in (
+        ([(0, CHUNK_ROWS, CHUNK_ROWS, 1, chunk[1:100])], "at byte 0 of row 0"),
+        ([(0, CHUNK_ROWS, CHUNK_ROWS, 0, chunk[:100]), (0, CHUNK_ROWS, CHUNK_ROWS, 101, chunk[101:])], "at byte 100"),
+        ([(0, CHUNK_ROWS, CHUNK_ROWS, 0, chunk[:100]), (0, CHUNK_ROWS, CHUNK_ROWS, 99, chunk[99:])], "at byte 100"),
+        ([(0, CHUNK_ROWS, CHUNK_ROWS, 0, np.append(chunk, chunk[:1]))], "longer"),
+        ([(CHUNK_ROWS, 44, 44, 0, it.good.chunks[1])], "of row 0"),
+    ):
+        if it.backend.position(SLOT) == 0:
+            it.backend.decode([Span(SLOT, it.good.tokens[:20], False)])
+        it.backend.begin_restore(SLOT, it.good.tokens, trusted=True)
+        *before, last = actions
+        for action in before:
+            load(SLOT, *action)
+        it.refused(lambda last=last: load(SLOT, *last), message)  # type: ignore[misc]
+    it.check_cold()
+
+
+@pytest.mark.parametrize("variant", WITH_ROWS)
+def test_a_chunk_given_in_part_is_not_complete(opened: Get, variant: str) -> None:
+    it = opened(variant)
+    it.backend.truncate(SLOT, 0)
+    it.backend.begin_restore(SLOT, it.good.tokens, trusted=True)
+    it.load(0)
+    it.backend.load_row_bytes(SLOT, CHUNK_ROWS, 44, 44, 0, it.good.chunks[1][:-1])
+    if it.private_bytes:
+        it.backend.load_private(SLOT, it.good.private)
+    it.refused(lambda: it.backend.finish_restore(SLOT), "256 of 300 rows")
+    it.check_cold()
+
+
+@pytest.mark.parametrize("variant", HYBRIDS)
+def test_private_bytes_that_do_not_continue_or_are_not_all(opened: Get, variant: str) -> None:
+    it = opened(variant)
+    private = it.good.private
+    part = it.backend.load_private_bytes
+
+    def begin(*parts: tuple[int, int]) -> None:
+        it.backend.truncate(SLOT, 0)
+        it.backend.begin_restore(SLOT, it.good.tokens, trusted=True)
+        if it.row_bytes:
+            it.load(0, 1)
+        for a, b in parts:
+            part(SLOT, a, private[a:b])
+
+    begin((0, 10), (10, 1000))  # the header itself comes in two parts
+    it.refused(lambda: part(SLOT, 1001, private[1001:]), "at 1001")
+    begin((0, 1000))
+    it.refused(lambda: part(SLOT, 1000, np.append(private[1000:], private[:1])), "longer")
+    begin((0, len(private) - 1))
+    it.refused(lambda: it.backend.finish_restore(SLOT), "private state")
+    begin((0, 1000))
+    it.refused(lambda: it.backend.load_private(SLOT, private), "already")
+    begin((0, len(private)))
+    it.refused(lambda: part(SLOT, len(private), private[:1]), "longer|continue")
+    it.check_cold()
+
+
+@pytest.mark.parametrize("variant", WITH_ROWS)
+def test_parts_are_for_trusted_payloads(opened: Get, variant: str) -> None:
+    """Looked through for NaN, a part that ends within a block would show scales where none are."""
+    it = opened(variant)
+    it.begin()
+    it.refused(lambda: it.backend.load_row_bytes(SLOT, 0, 256, 256, 0, it.good.chunks[0][:999]), "trusted")
+    if it.private_bytes:
+        it.begin()
+        it.load(0, 1)
+        it.refused(lambda: it.backend.load_private_bytes(SLOT, 0, it.good.private[:999]), "trusted")
+    it.check_cold()
+
+
+@pytest.mark.parametrize("kv", ["f16", "q8_0"])
+@pytest.mark.parametrize("variant", ["llama", *HYBRIDS])
+def test_damage_that_was_loaded_before_its_checksum_was_known_leaves_nothing(
+    opened: Get, variant: str, kv: str
+) -> None:
+    """All ones is NaN in every type.  Trusted parts are not looked through: giving up must clean up."""
+    it = opened(variant, kv)
+    it.backend.truncate(SLOT, 0)
+    it.backend.begin_restore(SLOT, it.good.tokens, trusted=True)
+    for i, chunk in enumerate(it.good.chunks):
+        n_rows = chunk.nbytes // it.row_bytes
+        it.backend.load_row_bytes(SLOT, i * CHUNK_ROWS, n_rows, n_rows, 0, np.full_like(chunk, 255))
+    if it.private_bytes:
+        it.backend.load_private_bytes(SLOT, 0, it.good.private[:16])
+        damaged = np.full_like(it.good.private, 255)[16:-1]
+        it.backend.load_private_bytes(SLOT, 16, damaged)
+    it.backend.abort_restore(SLOT)
+    it.check_cold()
+
+
 # -- NaN -----------------------------------------------------------------------------------------
 
 # A NaN survives clearing (0 x NaN), so one that got in would poison the slot's next conversation.
