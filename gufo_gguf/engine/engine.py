@@ -26,6 +26,7 @@ from gufo_gguf.backend.llama import LlamaBackend, LlamaOptions
 from gufo_gguf.backend.sampling import Sampler, top_logprobs
 from gufo_gguf.backend.vocab import Vocab
 from gufo_gguf.cache.events import EventLog, encode
+from gufo_gguf.cache.index import join_scope
 from gufo_gguf.cache.manager import CacheManager
 from gufo_gguf.cache.types import CacheLimits, PromptView, StateShape
 from gufo_gguf.core.errors import ConfigError, ContextLengthExceeded, GufoError, Overloaded, RequestError, StoreError
@@ -175,7 +176,7 @@ class Engine:
         if len(self._scheduler.waiting) >= self.options.max_queue:
             raise Overloaded(f"{self.options.max_queue} requests are waiting already (--max-queue)")
         request_id = request.request_id or f"gufo-{next(self._ids)}"
-        scope = f"{self.info.identity}/{request.scope}" if request.scope else self.info.identity
+        scope = join_scope(self.info.identity, request.scope)
         use = request.cache_prompt and self.options.cache
         prompt = PromptView(scope, request.tokens, request.stable, request.inputs, read=use, write=use)
         job: Job
@@ -191,7 +192,7 @@ class Engine:
                 self._jobs.pop(request_id, None)
             stream.put(event)
 
-        job = Job(request, prompt, emit)
+        job = Job(request, prompt, emit, id=request_id)
         self._jobs[request_id] = job
         self._owner.post(lambda: self._scheduler.add(job))
         return stream

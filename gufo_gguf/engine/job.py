@@ -62,6 +62,8 @@ class Job:
     request: GenerateRequest
     prompt: PromptView
     emit: Callable[[Event], None]
+    id: str = ""
+    """Stands in the cache's decision log."""
     phase: Phase = Phase.WAITING
     cancelled: bool = False
     sampler: TokenSampler | None = None

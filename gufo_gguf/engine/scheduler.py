@@ -194,6 +194,7 @@ class Scheduler:
 
     def _admit(self, job: Job) -> bool:
         """Give the job a slot with its reused state in place; False when no slot is free now."""
+        self._manager.log.request = job.id
         job.started_s = self._clock()
         if job.sampler is None:
             job.sampler = self._make_sampler(job.request)
@@ -301,6 +302,7 @@ class Scheduler:
             point = job.captures.popleft()
             if point.boundary == job.position:
                 assert job.lease is not None
+                self._manager.log.request = job.id
                 self._executor.capture(job.lease, point, job.report)
 
     # -- tokens ----------------------------------------------------------------------------------
@@ -360,7 +362,9 @@ class Scheduler:
             if rest or job.held:
                 self._send(job, rest)
         if job.lease is not None:
+            self._manager.log.request = job.id
             self._manager.release(job.lease)  # keeps what was really computed
+        self._manager.log.request = ""
         job.emit(finished(job, reason, self._timings, error))
 
     def _fail(self, job: Job, error: Exception) -> None:
