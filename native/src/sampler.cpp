@@ -46,6 +46,10 @@ struct gufo_sampler {
     std::vector<llama_token_data> candidates;
     llama_token_data_array view = { nullptr, 0, -1, false };
 
+    size_t window() const {
+        return static_cast<size_t>(std::max({ 64, params.n_prev, params.penalty_last_n, params.dry_penalty_last_n }));
+    }
+
     // A lazy grammar sleeps while the model reasons: a tool call quoted there is not one.
     bool grammar_active() const {
         if (!grammar) {
@@ -212,7 +216,9 @@ int gufo_sampler_accept(gufo_sampler * s, const int32_t * tokens, size_t n, int 
                 return gufo_set_error(GUFO_E_INVALID, "token " + std::to_string(tokens[i]) + " is not in the vocabulary");
             }
         }
-        for (size_t i = 0; i < n; i++) {
+        // Of a prompt only what the longest window can see changes anything.
+        const size_t seen = is_generated ? n : std::min(n, s->window());
+        for (size_t i = n - seen; i < n; i++) {
             s->accept(tokens[i], is_generated != 0);
         }
         return int(GUFO_OK);

@@ -168,6 +168,23 @@ def test_penalties_rebuilt_from_tokens_equal_those_that_grew(backend: LlamaBacke
                 rebuilt.accept(token)
 
 
+def test_a_long_prompt_counts_as_its_tokens_one_by_one(backend: LlamaBackend, lib: ctypes.CDLL) -> None:
+    params = SamplingParams(
+        repeat_penalty=1.3, frequency_penalty=0.2, repeat_last_n=100, dry_multiplier=0.7, dry_penalty_last_n=150, seed=4
+    )
+    prompt = as_tokens(np.random.default_rng(0).integers(0, 60, 2000))
+    with Sampler(lib, backend.model_ptr, params) as once, Sampler(lib, backend.model_ptr, params) as piecewise:
+        once.accept_prompt(prompt)
+        for token in prompt:
+            piecewise.accept_prompt(as_tokens([token]))
+        for step in range(30):
+            logits = random_logits(backend, step, 0.5)
+            token = once.sample_logits(logits)
+            assert piecewise.sample_logits(logits) == token
+            once.accept(token)
+            piecewise.accept(token)
+
+
 def test_seed_none_draws_one_that_repeats_the_request(backend: LlamaBackend, lib: ctypes.CDLL) -> None:
     hot = {"temperature": 2.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "xtc_probability": 0.5, "xtc_threshold": 0.001}
 
