@@ -42,11 +42,12 @@ class Chat:
 
 
 def test_a_conversation_continues_in_place_for_fifty_turns() -> None:
-    rig = Rig(budget=60_000, n_ctx=2048, chunk_rows=16)
+    rig = Rig(budget=60_000, n_ctx=2048, check=False)
     chat = Chat(rig, 1)
     chat.turn()
     for i in range(50):
         assert chat.turn(verify=i % 10 == 9) == 24, "the new message and the opening"
+    assert rig.manager.check() == []
     assert {e.reason for e in rig.of_kind(EventKind.LOOKUP)} == {"no_checkpoint", ""}
     assert rig.manager.stats().peak_bytes <= 60_000
 

@@ -48,7 +48,7 @@ def make(kind: str, n_slots: int, faults: FailNth | None = None, budget: int = 1
     )
 
 
-def attempt(rig: Rig, tokens: Tokens, stable: tuple[int, ...]) -> Run:
+def attempt(rig: Rig, tokens: Tokens, stable: tuple[int, ...], verify: bool) -> Run:
     """A request that is tried again from the start when the backend fails while it computes."""
     while True:
         run = None
@@ -65,15 +65,16 @@ def attempt(rig: Rig, tokens: Tokens, stable: tuple[int, ...]) -> Run:
             rig.settle()
             continue
         rig.finish(run)
-        assert rig.manager.check() == []
-        rig.verify(run.slot)
+        if verify:
+            assert rig.manager.check() == []
+            rig.verify(run.slot)
         return run
 
 
-def play(rig: Rig) -> list[Run]:
+def play(rig: Rig, *, verify: bool = True) -> list[Run]:
     runs = []
     for tokens, stable in SCRIPT:
-        runs.append(attempt(rig, tokens, stable))
+        runs.append(attempt(rig, tokens, stable, verify))
         try:
             rig.spill(64)
         except BackendError:
@@ -91,7 +92,7 @@ def empty(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n_slots", [1, 2])
+@pytest.mark.parametrize("n_slots", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "op",
     ["rows_out", "private_out", "load_rows", "load_private", "finish_restore", "begin_restore", "truncate", "decode"],
@@ -107,12 +108,14 @@ def test_the_nth_call_fails(kind: str, n_slots: int, op: str) -> None:
         play(rig)
         fired = faults.fired is not None
         assert rig.manager.off is None
-        play(rig)
-        assert all(run.admission.source is not ReuseSource.NONE for run in play(rig)), "trying again works"
+        play(rig, verify=False)
+        again = play(rig, verify=False)
+        assert all(run.admission.source is not ReuseSource.NONE for run in again), "trying again works"
         empty(rig)
     assert nth > 1, f"the script never calls {op}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_nth_allocation_fails(kind: str) -> None:
     nth, fired = 0, True
@@ -159,7 +162,7 @@ def test_the_nth_reservation_is_short(kind: str) -> None:
     assert nth > 3
 
 
-@pytest.mark.parametrize("budget", range(200, 12_000, 700))
+@pytest.mark.parametrize("budget", range(200, 12_000, 1900))
 def test_every_budget_is_kept(budget: int) -> None:
     for kind in KINDS:
         rig = make(kind, 1, budget=budget)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -28,7 +29,7 @@ from gufo_gguf.cache.types import (
 from tests.cache.rig import Rig, Run, join, mark, text
 
 KINDS = {"hybrid": (24, 64), "rows": (24, 0), "recurrent": (0, 64)}
-STEPS = settings(max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+STEPS = settings(max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 N_CTX = 160
 
 
@@ -164,11 +165,14 @@ class ManagerMachine(RuleBasedStateMachine):
     def spill(self, max_rows: int) -> None:
         self.rig.spill(max_rows)
 
-    @rule(data=st.data())
-    def write_to_disk(self, data: Any) -> None:
+    @rule(data=st.data(), evict=st.booleans())
+    def write_to_disk(self, data: Any, evict: bool) -> None:
         retained = self.rig.manager.tables.checkpoints.all()
         if retained:
-            self.rig.persist(retained[data.draw(st.integers(0, len(retained) - 1))].id)
+            chosen = retained[-1 - data.draw(st.integers(0, len(retained) - 1))].id
+            self.rig.persist(chosen)
+            if evict:
+                self.rig.manager.tables.checkpoints.remove(chosen, "test", ghost=MissReason.EVICTED)
 
     @precondition(lambda self: self.rig.disk)
     @rule(data=st.data(), damaged=st.booleans())
@@ -253,9 +257,28 @@ class RecurrentMachine(ManagerMachine):
     kind = "recurrent"
 
 
+class LongHybrid(HybridMachine):
+    """The same under the slow mark, much longer."""
+
+
+class LongRowsOnly(RowsOnlyMachine):
+    pass
+
+
+class LongRecurrent(RecurrentMachine):
+    pass
+
+
 TestHybrid = HybridMachine.TestCase
 TestHybrid.settings = STEPS
 TestRowsOnly = RowsOnlyMachine.TestCase
 TestRowsOnly.settings = STEPS
 TestRecurrent = RecurrentMachine.TestCase
 TestRecurrent.settings = STEPS
+LONG = settings(STEPS, max_examples=1000, stateful_step_count=60)
+TestLongHybrid = pytest.mark.slow(LongHybrid.TestCase)
+TestLongHybrid.settings = LONG
+TestLongRowsOnly = pytest.mark.slow(LongRowsOnly.TestCase)
+TestLongRowsOnly.settings = LONG
+TestLongRecurrent = pytest.mark.slow(LongRecurrent.TestCase)
+TestLongRecurrent.settings = LONG
