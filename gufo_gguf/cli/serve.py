@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gufo_gguf.cli.sizes import parse_bytes
 from gufo_gguf.core.errors import ConfigError
 from gufo_gguf.engine.types import SamplingParams
 from gufo_gguf.server.run import bind
@@ -26,6 +27,7 @@ _MODEL = "Model"
 _RUN = "How it runs"
 _CACHE = "Cache"
 _HTTP = "HTTP"
+_MIN_STAGING_BYTES = 4096
 _SAMPLING = "What a request that does not say gets"
 
 
@@ -33,6 +35,11 @@ def _option(*names: str, help: str, panel: str, **more: Any) -> Any:
     long = next(n for n in names if n.startswith("--"))
     variable = "GUFO_" + long.split("/")[0].removeprefix("--").upper().replace("-", "_")
     return typer.Option(*names, help=help, rich_help_panel=panel, envvar=variable, **more)
+
+
+def _size(*names: str, help: str, **more: Any) -> Any:
+    """A number of bytes; 8G and 512M are understood."""
+    return _option(*names, help=help, panel=_CACHE, parser=parse_bytes, metavar="SIZE", **more)
 
 
 def read_keys(keys: list[str], file: Path | None) -> tuple[str, ...]:
@@ -58,6 +65,13 @@ def _read_template(path: Path | None) -> str | None:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--chat-template-file {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _on_or_off(flag: str, value: str) -> bool | None:
+    known = {"auto": None, "on": True, "off": False}
+    if value not in known:
+        raise ConfigError(f"{flag} {value}: must be auto, on or off")
+    return known[value]
 
 
 def _set_up_logging(verbose: bool) -> None:
@@ -132,10 +146,23 @@ def serve(
     no_cache: Annotated[bool, _option("--no-cache", help="Remember nothing.", panel=_CACHE)] = False,
     cache_ram_bytes: Annotated[
         int | None,
-        _option(
-            "--cache-ram-bytes", min=0, help="RAM for checkpoints; 0 = none.", panel=_CACHE, show_default="automatic"
-        ),
+        _size("--cache-ram-bytes", help="RAM for checkpoints; 0 = none.", show_default="automatic"),
     ] = None,
+    cache_disk: Annotated[
+        Path | None, _option("--cache-disk", help="Folder for checkpoints that outlive the server.", panel=_CACHE)
+    ] = None,
+    cache_disk_bytes: Annotated[
+        int, _size("--cache-disk-bytes", help="Most the folder may take.", show_default="8G")
+    ] = 8 << 30,
+    cache_disk_staging_bytes: Annotated[
+        int, _size("--cache-disk-staging-bytes", help="Buffer for reading and writing it.", show_default="1M")
+    ] = 1 << 20,
+    cache_disk: Annotated[
+        Path | None, _option("--cache-disk", help="Folder for checkpoints that outlive the process.", panel=_CACHE)
+    ] = None,
+    cache_disk_bytes: Annotated[
+        int, _option("--cache-disk-bytes", min=0, help="Most bytes of that folder.", panel=_CACHE)
+    ] = 8 << 30,
     cache_log: Annotated[
         Path | None, _option("--cache-log", help="Append every decision of the cache as JSON lines.", panel=_CACHE)
     ] = None,
@@ -165,6 +192,7 @@ def serve(
     reasoning_format: Annotated[
         str, _option("--reasoning-format", help="auto, none, deepseek.", panel=_SAMPLING)
     ] = "auto",
+    reasoning: Annotated[str, _option("--reasoning", help="auto, on or off.", panel=_SAMPLING)] = "auto",
     verbose: Annotated[bool, _option("--verbose", "-v", help="Log more.", panel=_HTTP)] = False,
 ) -> None:
     """Serve a model over HTTP: OpenAI's, Anthropic's and llama-server's APIs."""
@@ -182,12 +210,17 @@ def serve(
         isolate_keys=isolate_keys,
         normalise_noise=not keep_noise,
         reasoning_format=reasoning_format,
+        thinking=_on_or_off("--reasoning", reasoning),
     )
     if ctx_size * sessions >= 2**31:
         raise ConfigError(
             f"--ctx-size {ctx_size} times --sessions {sessions} is more than a context can count (2^31 tokens); "
             "choose a smaller --ctx-size"
         )
+    if no_cache and cache_disk is not None:
+        raise ConfigError("--no-cache and --cache-disk contradict each other; leave one of them out")
+    if cache_disk_staging_bytes < _MIN_STAGING_BYTES:
+        raise ConfigError(f"--cache-disk-staging-bytes {cache_disk_staging_bytes}: use at least {_MIN_STAGING_BYTES}")
     template = _read_template(chat_template_file)
     sock = bind(settings)  # a port in use shows before a model is loaded
     try:
@@ -214,7 +247,12 @@ def serve(
             ),
             cache=not no_cache,
             cache_ram_bytes=cache_ram_bytes,
+            cache_disk=cache_disk,
+            cache_disk_bytes=cache_disk_bytes,
             cache_log=cache_log,
+            cache_disk=cache_disk,
+            cache_disk_bytes=cache_disk_bytes,
+            cache_disk_staging_bytes=cache_disk_staging_bytes,
             prefill_chunk=prefill_chunk,
             max_queue=max_queue,
             alias=alias,
