@@ -157,12 +157,6 @@ def serve(
     cache_disk_staging_bytes: Annotated[
         int, _size("--cache-disk-staging-bytes", help="Buffer for reading and writing it.", show_default="1M")
     ] = 1 << 20,
-    cache_disk: Annotated[
-        Path | None, _option("--cache-disk", help="Folder for checkpoints that outlive the process.", panel=_CACHE)
-    ] = None,
-    cache_disk_bytes: Annotated[
-        int, _option("--cache-disk-bytes", min=0, help="Most bytes of that folder.", panel=_CACHE)
-    ] = 8 << 30,
     cache_log: Annotated[
         Path | None, _option("--cache-log", help="Append every decision of the cache as JSON lines.", panel=_CACHE)
     ] = None,
@@ -247,8 +241,6 @@ def serve(
             ),
             cache=not no_cache,
             cache_ram_bytes=cache_ram_bytes,
-            cache_disk=cache_disk,
-            cache_disk_bytes=cache_disk_bytes,
             cache_log=cache_log,
             cache_disk=cache_disk,
             cache_disk_bytes=cache_disk_bytes,

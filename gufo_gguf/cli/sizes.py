@@ -1,9 +1,7 @@
-"""Sizes as people write and read them: ``8G`` on the command line, ``8.00 GiB`` in a table::
+"""Sizes as people write and read them: ``8G`` on the command line, ``8.00 GiB`` in a table.
 
-8589934592    bytes
-8G  8GiB      powers of 1024, as coreutils take them
-8GB           powers of 1000
-1.5G          fractions of a unit
+Plain numbers are bytes; ``8G`` and ``8GiB`` are powers of 1024 and ``8GB`` of 1000, as coreutils take
+them; fractions of a unit (``1.5G``) are understood.
 """
 
 from __future__ import annotations
