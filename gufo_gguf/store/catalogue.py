@@ -19,14 +19,15 @@ lock for a moment and none does I/O under it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gufo_gguf.cache.types import InputMark, Origin
+from gufo_gguf.store.fs import Entry
 from gufo_gguf.store.layout import FileClass
 from gufo_gguf.store.manifest import ChunkTable, Manifest
-from gufo_gguf.store.types import FileRef, PrivateFile
+from gufo_gguf.store.types import DamageReason, FileRef, PrivateFile
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +43,7 @@ class DiskRecord:
     chunk_rows: int
     row_bytes: int
     created_s: int
-    labels: dict[str, str]
+    labels: Mapping[str, str]
     chunks: ChunkTable
     private: PrivateFile
     manifest_bytes: int
@@ -57,7 +58,7 @@ class DiskRecord:
         meta = m.meta
         return cls(
             m.key, m.sequence, meta.scope, meta.origin, meta.n_tokens, meta.inputs, meta.chunk_rows,
-            meta.row_bytes, meta.created_s, dict(meta.labels), m.chunks, m.private, manifest_bytes,
+            meta.row_bytes, meta.created_s, meta.labels, m.chunks, m.private, manifest_bytes,
         )  # fmt: skip
 
 
@@ -113,6 +114,15 @@ class Usage:
         return self.manifest_bytes + self.file_bytes + self.debris_bytes + self.reserved_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A file that is not as a manifest lists it."""
+
+    key: str
+    suffix: str
+    reason: DamageReason
+
+
 Rank = Callable[[DiskRecord], Any]
 """Sort key of the victims' order, smallest goes first; None = never a victim."""
 
@@ -125,6 +135,8 @@ class Catalogue:
         self._limbo: dict[str, DiskRecord] = {}
         self._hidden: dict[str, DiskRecord] = {}
         self._files: dict[str, FileState] = {}
+        self._listed: dict[bytes, FileState] = {}
+        """The same chunk files by the 40 bytes a manifest lists them with: one look-up checks all."""
         self._debris: dict[tuple[str, str], int] = {}
         self._reserved = 0
         self._sequence = 0
@@ -183,10 +195,11 @@ class Catalogue:
         return unique, shared
 
     # -- start-up --------------------------------------------------------------------------------
-    def found_file(self, key: str, suffix: str, n_bytes: int, disk_bytes: int) -> None:
-        """A chunk or private file that the folder listing shows; not referenced yet."""
+    def found_files(self, suffix: str, found: Iterable[tuple[str, Entry]]) -> None:
+        """(key, entry) of the chunk or private files that a folder listing shows; not referenced yet."""
         with self._lock:
-            self._files.setdefault(key, FileState(suffix, n_bytes, disk_bytes))
+            for key, entry in found:
+                self._files.setdefault(key, FileState(suffix, entry.n_bytes, entry.disk_bytes))
 
     def found_debris(self, folder: str, name: str, disk_bytes: int) -> None:
         """A file of ours that nothing can need: to be removed, counted until it is."""
@@ -204,50 +217,70 @@ class Catalogue:
             self._sequence += 1
             return self._sequence
 
-    def contradiction(self, m: Manifest) -> tuple[str, str, str] | None:
-        """(file name, what, key) of the first listed file that is not as listed; None = all are there."""
+    def admit(self, m: Manifest, manifest_bytes: int) -> DiskRecord | Damaged:
+        """An intact manifest was read: show its checkpoint if all its files are there as listed."""
         with self._lock:
-            files = self._files
-            for raw, n_bytes, checksum in m.chunks.rows():
-                f = files.get(raw.hex())
-                if f is None or f.n_bytes != n_bytes or f.suffix != FileClass.CHUNK:
-                    return raw.hex() + FileClass.CHUNK, "size" if f else "missing", raw.hex()
-                if f.checksum is None:
-                    f.checksum = checksum
-                elif f.checksum != checksum:
-                    return raw.hex() + FileClass.CHUNK, "checksum", raw.hex()
-            p = m.private
-            f = files.get(p.key)
-            if f is None or f.n_bytes != p.n_bytes or f.suffix != FileClass.PRIVATE:
-                return p.key + FileClass.PRIVATE, "size" if f else "missing", p.key
-            return None
+            listed, entries = self._listed, m.chunks.entries()
+            for i, entry in enumerate(entries):
+                if entry not in listed:
+                    wrong = self._list(entry, m.chunks[i])
+                    if wrong is not None:
+                        return wrong
+            f = self._files.get(m.private.key)
+            if f is None or f.suffix != FileClass.PRIVATE:
+                return Damaged(m.private.key, FileClass.PRIVATE, DamageReason.MISSING)
+            if f.n_bytes != m.private.n_bytes:
+                return Damaged(m.private.key, FileClass.PRIVATE, DamageReason.SIZE)
+            record = DiskRecord.of(m, manifest_bytes)
+            self._show(record, [listed[entry] for entry in entries] + [f])
+            return record
+
+    def _list(self, entry: bytes, ref: FileRef) -> Damaged | None:
+        """A manifest lists this chunk: remember it as it is listed, or say what contradicts that."""
+        f = self._files.get(ref.key)
+        if f is None or f.suffix != FileClass.CHUNK:
+            return Damaged(ref.key, FileClass.CHUNK, DamageReason.MISSING)
+        if f.n_bytes != ref.n_bytes:
+            return Damaged(ref.key, FileClass.CHUNK, DamageReason.SIZE)
+        if f.checksum is None:
+            f.checksum = ref.checksum
+            self._listed[entry] = f
+        elif f.checksum != ref.checksum:
+            return Damaged(ref.key, FileClass.CHUNK, DamageReason.CHECKSUM)
+        return None
 
     def add(self, record: DiskRecord) -> None:
         """The manifest is durable: visible from here on.  All its files must be known."""
         with self._lock:
-            if record.key in self._records or record.key in self._limbo:
-                raise ValueError(f"checkpoint {record.key} exists")
-            self._reference(record)
-            for key in _file_keys(record):
-                self._files[key].lasting = True
-            self._records[record.key] = record
-            self._sequence = max(self._sequence, record.sequence)
+            self._show(record, self._states(record))
+
+    def _show(self, record: DiskRecord, states: list[FileState]) -> None:
+        if record.key in self._records or record.key in self._limbo:
+            raise ValueError(f"checkpoint {record.key} exists")
+        for f in states:
+            f.refs += 1
+            f.lasting = True
+        self._records[record.key] = record
+        self._sequence = max(self._sequence, record.sequence)
 
     def add_in_limbo(self, record: DiskRecord) -> None:
         """The manifest may or may not exist: never visible, its files kept until that is settled."""
         with self._lock:
-            self._reference(record)
+            for f in self._states(record):
+                f.refs += 1
             self._limbo[record.key] = record
             self._sequence = max(self._sequence, record.sequence)
 
-    def _reference(self, record: DiskRecord) -> None:
-        for key in _file_keys(record):
-            self._files[key].refs += 1
+    def _states(self, record: DiskRecord) -> list[FileState]:
+        return [*(self._listed[entry] for entry in record.chunks.entries()), self._files[record.private.key]]
 
     def add_file(self, key: str, suffix: str, n_bytes: int, disk_bytes: int, checksum: bytes) -> None:
         """A file was published by a running write, which holds one pin on it."""
         with self._lock:
-            self._files[key] = FileState(suffix, n_bytes, disk_bytes, checksum, pins=1)
+            f = FileState(suffix, n_bytes, disk_bytes, checksum, pins=1)
+            self._files[key] = f
+            if suffix == FileClass.CHUNK:
+                self._listed[ChunkTable.of([FileRef(key, n_bytes, checksum)]).raw] = f
 
     def not_lasting(self, keys: Iterable[str]) -> list[str]:
         """Those whose names a power cut could still take away."""
@@ -306,7 +339,10 @@ class Catalogue:
             f = self._files.get(key)
             if f is None or f.refs or f.pins or key in self._held:
                 return None
-            return self._files.pop(key)
+            del self._files[key]
+            if f.suffix == FileClass.CHUNK and f.checksum is not None:
+                del self._listed[ChunkTable.of([FileRef(key, f.n_bytes, f.checksum)]).raw]
+            return f
 
     def debris(self) -> list[tuple[str, str]]:
         with self._lock:
@@ -418,6 +454,4 @@ class Catalogue:
 
 
 def _file_keys(record: DiskRecord) -> list[str]:
-    keys = [raw.hex() for raw, _, _ in record.chunks.rows()]
-    keys.append(record.private.key)
-    return keys
+    return [*record.chunks.keys(), record.private.key]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 
 from gufo_gguf.store.fs import FileSystem
-from gufo_gguf.store.layout import FileClass, Layout, is_ours
+from gufo_gguf.store.layout import FileClass, Layout, is_ours, ours
 from gufo_gguf.store.manifest import Manifest
 from gufo_gguf.store.parts import chunk_part, private_parts
 from gufo_gguf.store.reader import verify_part
@@ -57,14 +58,11 @@ def check_store(
     parts: dict[tuple[str, str, int], Part] = {}
     needed_by: dict[tuple[str, str], list[str]] = {}
     n_checkpoints = 0
-    for entry in sorted(fs.entries(layout.manifests), key=lambda e: e.name):
-        if not is_ours(entry, (FileClass.MANIFEST,)):
-            continue
-        found = read_manifest(fs, layout, entry)
+    for key, entry in sorted(ours(fs.entries(layout.manifests), FileClass.MANIFEST), key=itemgetter(0)):
+        found = read_manifest(fs, layout, key)
         if found is None:
             continue
         n_checkpoints += 1
-        key = entry.name.removesuffix(FileClass.MANIFEST)
         if isinstance(found, Damage):
             damage.append(found)
             lost.add(key)
@@ -94,7 +92,7 @@ def check_store(
 
 
 def _parts_of(layout: Layout, m: Manifest) -> list[Part]:
-    chunks = [chunk_part(layout, i, m.chunks[i]) for i in range(len(m.chunks))]
+    chunks = [chunk_part(layout, i, ref) for i, ref in enumerate(m.chunks)]
     return chunks + private_parts(layout, m.private)
 
 

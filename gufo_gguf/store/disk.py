@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from gufo_gguf.cache.types import Tokens
 from gufo_gguf.core.errors import StoreError
 from gufo_gguf.store.catalogue import Catalogue, DiskRecord, Rank
-from gufo_gguf.store.fs import Entry, FileKind, FileSystem, PosixFileSystem
+from gufo_gguf.store.fs import FileSystem, PosixFileSystem
 from gufo_gguf.store.layout import FileClass, Layout, Names, random_key
 from gufo_gguf.store.lock import FolderLock
 from gufo_gguf.store.manifest import Manifest
@@ -68,11 +68,10 @@ class DiskStore:
 
     def tokens(self, record: DiskRecord) -> Tokens | Damage:
         """A checkpoint's tokens, read from its manifest again."""
-        entry = Entry(record.key + FileClass.MANIFEST, FileKind.FILE, 0, 0)
-        found = read_manifest(self.fs, self.layout, entry)
+        found = read_manifest(self.fs, self.layout, record.key)
         if isinstance(found, Manifest):
             return found.meta.tokens
-        return found or Damage(self.layout.manifests, entry.name, DamageReason.MISSING)
+        return found or Damage(self.layout.manifests, record.key + FileClass.MANIFEST, DamageReason.MISSING)
 
     # -- writing ---------------------------------------------------------------------------------
     def writer(self, rank: Rank, *, staging_bytes: int = 1 << 20, queue_bytes: int = 1 << 30) -> Writer:

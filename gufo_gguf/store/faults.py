@@ -87,6 +87,15 @@ class FaultyFS:
             raise self._error(folder)
         return self.inner.entries(folder)
 
+    def read_file(self, folder: str, name: str, max_bytes: int) -> bytes:
+        mode = self._mode("read_file")
+        if mode is Mode.SHORT:
+            data = self.inner.read_file(folder, name, max_bytes)
+            return data[: max(1, len(data) // 2)]
+        if mode is not None:
+            raise self._error(name)
+        return self.inner.read_file(folder, name, max_bytes)
+
     def create(self, folder: str, name: str) -> int:
         mode = self._mode("create")
         if mode is Mode.ERROR:

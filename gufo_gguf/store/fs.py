@@ -1,4 +1,4 @@
-"""The one door to the file system: a protocol of fourteen calls and its POSIX implementation.
+"""The one door to the file system: a protocol of fifteen calls and its POSIX implementation.
 
 Everything the store does goes through ``FileSystem``, so that a test can put a simulated disk in its
 place and cut the power between any two calls.  Files are named by (folder, name): a folder is a
@@ -22,9 +22,8 @@ import errno
 import fcntl
 import os
 import stat as stat_bits
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gufo_gguf.core.errors import StoreError
 
@@ -36,8 +35,7 @@ class FileKind(StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One name in a folder; a link is not followed."""
 
     name: str
@@ -45,6 +43,13 @@ class Entry:
     n_bytes: int
     disk_bytes: int
     """Blocks really taken, in bytes: what a budget counts."""
+
+
+_KINDS = {
+    stat_bits.S_IFREG: FileKind.FILE,
+    stat_bits.S_IFDIR: FileKind.FOLDER,
+    stat_bits.S_IFLNK: FileKind.LINK,
+}
 
 
 class LockHeld(Exception):
@@ -68,6 +73,10 @@ class FileSystem(Protocol):
         ...
 
     def entries(self, folder: str) -> list[Entry]: ...
+
+    def read_file(self, folder: str, name: str, max_bytes: int) -> bytes:
+        """A whole small file, at most max_bytes + 1 of it; opened as by ``open``.  May be short of its end."""
+        ...
 
     def create(self, folder: str, name: str) -> int:
         """A new file (0600) for writing; FileExistsError when the name is taken."""
@@ -220,15 +229,17 @@ class PosixFileSystem:
                     info = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
-                mode = info.st_mode
-                if stat_bits.S_ISREG(mode):
-                    kind = FileKind.FILE
-                elif stat_bits.S_ISDIR(mode):
-                    kind = FileKind.FOLDER
-                else:
-                    kind = FileKind.LINK if stat_bits.S_ISLNK(mode) else FileKind.OTHER
+                kind = _KINDS.get(info.st_mode & 0o170000, FileKind.OTHER)
                 found.append(Entry(entry.name, kind, info.st_size, info.st_blocks * 512))
         return found
+
+    def read_file(self, folder: str, name: str, max_bytes: int) -> bytes:
+        fd = self.open(folder, name)
+        try:
+            # One byte more than its size: a file that grew shows as longer than it says it is.
+            return os.read(fd, min(os.fstat(fd).st_size, max_bytes) + 1)
+        finally:
+            os.close(fd)
 
     def create(self, folder: str, name: str) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW

@@ -55,8 +55,8 @@ _SUFFIXES = (FileClass.MANIFEST, FileClass.CHUNK, FileClass.PRIVATE)
 
 def key_of(name: str, suffix: str) -> str | None:
     """The key in a file name of ours, or None when the name is foreign."""
-    key = name.removesuffix(suffix)
-    return key if len(key) + len(suffix) == len(name) and _KEY.fullmatch(key) else None
+    key = name[:32]
+    return key if name[32:] == suffix and _KEY.fullmatch(key) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +139,16 @@ class Layout:
 def is_ours(entry: Entry, suffixes: tuple[str, ...] = _SUFFIXES) -> bool:
     """A regular file with a name of our form; everything else is foreign and stays untouched."""
     return entry.kind is FileKind.FILE and any(key_of(entry.name, suffix) for suffix in suffixes)
+
+
+def ours(entries: list[Entry], suffix: str) -> list[tuple[str, Entry]]:
+    """(key, entry) of the files in a folder that are ours."""
+    found = []
+    for entry in entries:
+        name = entry.name
+        if name[32:] == suffix and entry.kind is FileKind.FILE and _KEY.fullmatch(name, 0, 32):
+            found.append((name[:32], entry))
+    return found
 
 
 def _versions(fs: FileSystem) -> list[int]:

@@ -1,31 +1,32 @@
 """The manifest: the one file that makes a checkpoint exist.
 
-    0         8        12        16          24              40         48                64
-    [ magic  )[ format )[ 0 )     [ body bytes )[ body xxh3  ) [ 0 )     [ xxh3 of 0..48  )[ body ...
+    0         8        12        16           24             40         48                 64
+    [ magic  )[ format )[ 0      )[ body bytes )[ body xxh3  )[ 0       )[ xxh3 of 0..48   )[ body ...
 
-The body is a fixed sequence of sections, each ``tag(4) zero(4) length(8)`` and its bytes, zero-padded
-to 8, so that the tokens lie aligned and are used in place:
+    body:   [ fixed: numbers, private file, table lengths )   key, creation sequence and time, geometry
+            [ tokens )        int32 little-endian, zero-padded to 8: used in place
+            [ chunks )        (key, bytes, xxh3) of every full chunk, 40 bytes each, in row order
+            [ texts  )        scope, origin, then name/value labels; each length(4) and UTF-8
+            [ inputs )        position(8) and digest text of each image
 
-    META  key, creation sequence, creation time, chunk_rows, row_bytes
-    SCOP  identity of the state            ORIG  why it was captured
-    LABL  name/value pairs for people      TOKS  int32 little-endian token ids
-    INPT  (position, digest) of images     CHNK  (key, bytes, xxh3) of every full chunk, in row order
-    PRIV  key of the private file and (bytes, xxh3) of its private, tail and logits sections
+It is parsed as if an enemy wrote it: the size is bounded before a byte is read, the table lengths
+must add up to exactly the bytes that are there before anything is made of them, every redundant
+number must agree (chunks with tokens, tail with the boundary, key with the file name), and every
+bit of the file is under one of the two checksums.  A header whose checksum is right but whose format
+is higher was written by a later release: that is a refusal (``NewerFormat``), not damage.
 
-It is parsed as if an enemy wrote it: the size is bounded before a byte is read, every length is
-compared with the bytes that are left before anything is made of it, every redundant number must
-agree (chunks with tokens, tail with the boundary, ids with the file name), and every bit of the
-file is under one of the two checksums.  A header whose checksum is right but whose format is
-higher was written by a later release: that is a refusal (``NewerFormat``), not damage.
-
-Rejected: JSON or msgpack (tokens as numbers cost 10 times the bytes and the time), numpy's npz (a
-zip with a parser behind it), a file per section (more names to publish).
+Rejected: JSON or msgpack (tokens as numbers cost ten times the bytes and the time), numpy's npz (a
+zip with a parser behind it), tagged sections (eight of them took longer to walk than to read).
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from types import MappingProxyType
 
 import numpy as np
 import xxhash
@@ -40,16 +41,16 @@ MAX_BYTES = 16 << 20
 
 _HEADER = struct.Struct("<8sIIQ16s8s16s")
 _HEADER_SUMMED = 48
-_SECTION = struct.Struct("<4sIQ")
-_META = struct.Struct("<16sQqIIQ")
-_CHUNK = struct.Struct("<16sQ16s")
-_PRIVATE = struct.Struct("<16s" + "Q16s" * 3)
-_TAGS = (b"META", b"SCOP", b"ORIG", b"LABL", b"TOKS", b"INPT", b"CHNK", b"PRIV")
+_FIXED = struct.Struct("<16sQqIIQ16sQ16sQ16sQ16sIIII")
+"""key, sequence, created_s, chunk_rows, 0, row_bytes; private key and its three (bytes, xxh3);
+tokens, chunks (counts), texts, inputs (bytes)."""
+_ENTRY = struct.Struct("<16sQ16s")
+ENTRY_BYTES = _ENTRY.size
 _MAX_TEXT = 4096
-_MAX_PAIRS = 1024
+_MAX_LABELS = 1024
+_NO_BYTES = b"\0" * 8
 
-assert _HEADER.size == 64
-assert _SECTION.size == 16
+assert (_HEADER.size, _FIXED.size % 8, ENTRY_BYTES) == (64, 0, 40)
 
 
 class ManifestError(ValueError):
@@ -74,15 +75,15 @@ class ChunkTable:
 
     @classmethod
     def of(cls, refs: list[FileRef] | tuple[FileRef, ...]) -> ChunkTable:
-        return cls(b"".join(_CHUNK.pack(bytes.fromhex(r.key), r.n_bytes, r.checksum) for r in refs))
+        return cls(b"".join(_ENTRY.pack(bytes.fromhex(r.key), r.n_bytes, r.checksum) for r in refs))
 
     def __len__(self) -> int:
-        return len(self.raw) // _CHUNK.size
+        return len(self.raw) // ENTRY_BYTES
 
     def __getitem__(self, i: int) -> FileRef:
         if not 0 <= i < len(self):
             raise IndexError(i)
-        key, n_bytes, checksum = _CHUNK.unpack_from(self.raw, i * _CHUNK.size)
+        key, n_bytes, checksum = _ENTRY.unpack_from(self.raw, i * ENTRY_BYTES)
         return FileRef(key.hex(), n_bytes, checksum)
 
     def __eq__(self, other: object) -> bool:
@@ -91,9 +92,16 @@ class ChunkTable:
     def __hash__(self) -> int:
         return hash(self.raw)
 
-    def rows(self) -> list[tuple[bytes, int, bytes]]:
-        """(key as 16 bytes, bytes, checksum) of all chunks."""
-        return list(_CHUNK.iter_unpack(self.raw))
+    def __iter__(self) -> Iterator[FileRef]:
+        return (FileRef(key.hex(), n, checksum) for key, n, checksum in _ENTRY.iter_unpack(self.raw))
+
+    def entries(self) -> list[bytes]:
+        """The stored 40 bytes of each chunk: equal entries name the same file with the same bytes."""
+        raw = self.raw
+        return [raw[at : at + ENTRY_BYTES] for at in range(0, len(raw), ENTRY_BYTES)]
+
+    def keys(self) -> list[str]:
+        return [key.hex() for key, _, _ in _ENTRY.iter_unpack(self.raw)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,31 +116,23 @@ class Manifest:
     private: PrivateFile
 
 
+# -- writing -------------------------------------------------------------------------------------
 def encode(m: Manifest) -> bytes:
     """The file's bytes.  Raises ValueError when the parts do not fit together."""
-    problem = _contradiction(m)
+    meta, p = m.meta, m.private
+    problem = _contradiction(m) or meta_problem(meta)
     if problem:
         raise ValueError(problem)
-    meta = m.meta
-    p = m.private
-    sections = (
-        _META.pack(bytes.fromhex(m.key), m.sequence, meta.created_s, meta.chunk_rows, 0, meta.row_bytes),
-        meta.scope.encode(),
-        meta.origin.value.encode(),
-        b"".join(_text(t) for pair in meta.labels.items() for t in pair),
-        np.ascontiguousarray(meta.tokens, dtype="<i4").tobytes(),
-        b"".join(struct.pack("<Q", i.position) + _text(i.digest) for i in meta.inputs),
-        m.chunks.raw,
-        _PRIVATE.pack(
-            bytes.fromhex(p.key),
-            *(x for s in (p.private, p.tail, p.logits) for x in (s.n_bytes, s.checksum)),
-        ),
-    )
-    body = b"".join(
-        _SECTION.pack(tag, 0, len(data)) + data + b"\0" * (-len(data) % 8)
-        for tag, data in zip(_TAGS, sections, strict=True)
-    )
-    head = _HEADER.pack(MAGIC, FORMAT, 0, len(body), xxhash.xxh3_128_digest(body), b"\0" * 8, b"\0" * CHECKSUM_BYTES)[
+    texts = b"".join(_text(t) for t in (meta.scope, meta.origin.value, *_flat(meta.labels)))
+    inputs = b"".join(struct.pack("<Q", i.position) + _text(i.digest) for i in meta.inputs)
+    fixed = _FIXED.pack(
+        bytes.fromhex(m.key), m.sequence, meta.created_s, meta.chunk_rows, 0, meta.row_bytes,
+        bytes.fromhex(p.key), p.private.n_bytes, p.private.checksum, p.tail.n_bytes, p.tail.checksum,
+        p.logits.n_bytes, p.logits.checksum, meta.n_tokens, len(m.chunks), len(texts), len(inputs),
+    )  # fmt: skip
+    tokens = np.ascontiguousarray(meta.tokens, dtype="<i4").tobytes()
+    body = b"".join((fixed, tokens, _NO_BYTES[: -len(tokens) % 8], m.chunks.raw, texts, inputs))
+    head = _HEADER.pack(MAGIC, FORMAT, 0, len(body), xxhash.xxh3_128_digest(body), _NO_BYTES, b"\0" * CHECKSUM_BYTES)[
         :_HEADER_SUMMED
     ]
     data = head + xxhash.xxh3_128_digest(head) + body
@@ -141,23 +141,50 @@ def encode(m: Manifest) -> bytes:
     return data
 
 
-def decode(data: memoryview, key: str) -> Manifest:
+def meta_problem(meta: CheckpointMeta) -> str | None:
+    """Why this cannot stand in a manifest, whatever files go with it; None = it can."""
+    if meta.n_tokens < 1:
+        return "an empty checkpoint"
+    texts = (meta.scope, *_flat(meta.labels), *(i.digest for i in meta.inputs))
+    if len(meta.labels) > _MAX_LABELS or any(len(t.encode()) > _MAX_TEXT for t in texts):
+        return "text too long"
+    return _input_problem(meta.inputs, meta.n_tokens)
+
+
+def _flat(labels: Mapping[str, str]) -> list[str]:
+    return [text for pair in labels.items() for text in pair]
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<I", len(data)) + data
+
+
+# -- reading -------------------------------------------------------------------------------------
+def manifest_bytes(data: bytes) -> int | None:
+    """How long a file that begins like this says it is; None when it is no manifest."""
+    if len(data) < _HEADER.size or data[:8] != MAGIC:
+        return None
+    return _HEADER.size + int.from_bytes(data[16:24], "little")
+
+
+def decode(data: bytes, key: str) -> Manifest:
     """Parse a manifest file named after ``key``.  Raises ManifestError (NewerFormat among them).
 
-    The tokens are a view of ``data``, which must not change afterwards.
+    The tokens are a view of ``data``.
     """
-    sections = _sections(_checked_body(data))
+    body = _checked_body(memoryview(data))
     try:
-        return _assemble(sections, key)
-    except (struct.error, UnicodeDecodeError, ValueError) as e:
-        if isinstance(e, ManifestError):
-            raise
-        raise ManifestError(f"bad section: {e}") from e
+        return _assemble(body, key)
+    except ManifestError:
+        raise
+    except (struct.error, ValueError) as e:  # UnicodeDecodeError and an unknown origin are ValueErrors
+        raise ManifestError(f"bad field: {e}") from e
 
 
 def _checked_body(data: memoryview) -> memoryview:
-    if len(data) < _HEADER.size:
-        raise ManifestError("shorter than a header")
+    if len(data) < _HEADER.size + _FIXED.size:
+        raise ManifestError("shorter than any manifest")
     if len(data) > MAX_BYTES:
         raise ManifestError("larger than any manifest")
     magic, fmt, zero, n_body, body_sum, pad, head_sum = _HEADER.unpack_from(data)
@@ -167,7 +194,7 @@ def _checked_body(data: memoryview) -> memoryview:
         raise ManifestError("header checksum")
     if fmt > FORMAT:
         raise NewerFormat(f"manifest format {fmt}, this release knows {FORMAT}")
-    if fmt != FORMAT or zero or any(pad):
+    if fmt != FORMAT or zero or pad != _NO_BYTES:
         raise ManifestError("header fields")
     body = data[_HEADER.size :]
     if n_body != len(body):
@@ -177,62 +204,32 @@ def _checked_body(data: memoryview) -> memoryview:
     return body
 
 
-def _sections(body: memoryview) -> list[memoryview]:
-    found: list[memoryview] = []
-    at = 0
-    for tag in _TAGS:
-        if len(body) - at < _SECTION.size:
-            raise ManifestError(f"no section {tag.decode()}")
-        got, zero, length = _SECTION.unpack_from(body, at)
-        at += _SECTION.size
-        padded = length + (-length % 8)
-        if got != tag or zero or padded > len(body) - at:
-            raise ManifestError(f"section {tag.decode()}")
-        if any(body[at + length : at + padded]):
-            raise ManifestError(f"padding of section {tag.decode()}")
-        found.append(body[at : at + length])
-        at += padded
-    if at != len(body):
-        raise ManifestError("bytes after the last section")
-    return found
-
-
-def _assemble(sections: list[memoryview], key: str) -> Manifest:
-    fixed, scope, origin, labels, tokens, inputs, chunks, private = sections
-    raw_key, sequence, created_s, chunk_rows, zero, row_bytes = _META.unpack(fixed)
+def _assemble(body: memoryview, key: str) -> Manifest:
+    (
+        raw_key, sequence, created_s, chunk_rows, zero, row_bytes,
+        private_key, private_bytes, private_sum, tail_bytes, tail_sum,
+        logits_bytes, logits_sum, n_tokens, n_chunks, n_texts, n_inputs,
+    ) = _FIXED.unpack_from(body)  # fmt: skip
     if raw_key.hex() != key or zero:
         raise ManifestError("belongs to another name")
-    if len(tokens) % 4 or len(chunks) % _CHUNK.size:
-        raise ManifestError("a table of broken entries")
-    if max(len(scope), len(origin)) > _MAX_TEXT:
-        raise ManifestError("text too long")
-    words = _texts(labels)
-    if len(words) % 2 or len(words) > 2 * _MAX_PAIRS:
-        raise ManifestError("labels")
-    ids: Tokens = np.frombuffer(tokens, dtype="<i4")
-    ids.flags.writeable = False
-    private_key, *numbers = _PRIVATE.unpack(private)
-    manifest = Manifest(
-        key=key,
-        sequence=sequence,
-        meta=CheckpointMeta(
-            scope=bytes(scope).decode(),
-            tokens=ids,
-            origin=Origin(bytes(origin).decode()),
-            chunk_rows=chunk_rows,
-            row_bytes=row_bytes,
-            inputs=_inputs(inputs),
-            created_s=created_s,
-            labels=dict(zip(words[::2], words[1::2], strict=True)),
-        ),
-        chunks=ChunkTable(bytes(chunks)),
-        private=PrivateFile(
-            private_key.hex(),
-            Section(numbers[0], numbers[1]),
-            Section(numbers[2], numbers[3]),
-            Section(numbers[4], numbers[5]),
-        ),
+    #   fixed │ tokens, padded to 8 │ chunks │ texts │ inputs
+    chunks_at = _FIXED.size + 4 * n_tokens + (4 * n_tokens) % 8
+    texts_at = chunks_at + ENTRY_BYTES * n_chunks
+    inputs_at = texts_at + n_texts
+    if inputs_at + n_inputs != len(body) or not n_tokens:
+        raise ManifestError("table lengths")
+    tokens: Tokens = np.frombuffer(body, dtype="<i4", count=n_tokens, offset=_FIXED.size)  # read-only, as bytes are
+    scope, origin, labels = _parse_texts(bytes(body[texts_at:inputs_at]))
+    meta = CheckpointMeta(
+        scope, tokens, origin, chunk_rows, row_bytes, _inputs(body[inputs_at:], n_tokens), created_s, labels
     )
+    private = PrivateFile(
+        private_key.hex(),
+        Section(private_bytes, private_sum),
+        Section(tail_bytes, tail_sum),
+        Section(logits_bytes, logits_sum),
+    )
+    manifest = Manifest(key, sequence, meta, ChunkTable(bytes(body[chunks_at:texts_at])), private)
     problem = _contradiction(manifest)
     if problem:
         raise ManifestError(problem)
@@ -250,30 +247,20 @@ def _contradiction(m: Manifest) -> str | None:
         return f"{len(m.chunks)} chunks for {meta.n_tokens} tokens"
     if m.private.tail.n_bytes != meta.tail_bytes:
         return f"a tail of {m.private.tail.n_bytes} bytes where {meta.tail_bytes} are due"
-    # A chunk entry is five 64-bit words; the third is its size.
-    if np.any(np.frombuffer(m.chunks.raw, dtype="<u8")[2::5] != meta.chunk_bytes):
-        return "a chunk of another size"
     if m.private.n_bytes > 1 << 62:
         return "private size"
-    return meta_problem(meta)
-
-
-def meta_problem(meta: CheckpointMeta) -> str | None:
-    """Why this cannot stand in a manifest, whatever files go with it; None = it can."""
-    if meta.chunk_rows < 1 or meta.n_tokens < 1:
-        return "an empty checkpoint"
-    ends = [i.position for i in meta.inputs]
-    if ends != sorted(set(ends)) or (ends and ends[-1] >= meta.n_tokens) or len(ends) > meta.n_tokens:
-        return "input positions"
-    texts = [meta.scope, *meta.labels.keys(), *meta.labels.values(), *(i.digest for i in meta.inputs)]
-    if len(meta.labels) > _MAX_PAIRS or any(len(t.encode()) > _MAX_TEXT for t in texts):
-        return "text too long"
+    due = meta.chunk_bytes.to_bytes(12, "little")[:8]
+    raw = m.chunks.raw
+    if any(raw[at : at + 8] != due for at in range(16, len(raw), ENTRY_BYTES)):
+        return "a chunk of another size"
     return None
 
 
-def _text(text: str) -> bytes:
-    data = text.encode()
-    return struct.pack("<I", len(data)) + data
+def _input_problem(inputs: tuple[InputMark, ...], n_tokens: int) -> str | None:
+    at = [i.position for i in inputs]
+    if at and (at[0] < 0 or at[-1] >= n_tokens or any(a >= b for a, b in pairwise(at))):
+        return "input positions"
+    return None
 
 
 def _take_text(view: memoryview, at: int) -> tuple[str, int]:
@@ -284,20 +271,33 @@ def _take_text(view: memoryview, at: int) -> tuple[str, int]:
     return bytes(view[at : at + n]).decode(), at + n
 
 
-def _texts(view: memoryview) -> list[str]:
+@lru_cache(maxsize=256)  # a folder's manifests mostly say the same
+def _parse_texts(raw: bytes) -> tuple[str, Origin, Mapping[str, str]]:
+    view = memoryview(raw)
     words: list[str] = []
     at = 0
     while at < len(view):
         word, at = _take_text(view, at)
         words.append(word)
-    return words
+    if len(words) < 2 or len(words) % 2 or len(words) > 2 + 2 * _MAX_LABELS:
+        raise ManifestError("texts")
+    labels = MappingProxyType(dict(zip(words[2::2], words[3::2], strict=True)))
+    if 2 * len(labels) + 2 != len(words):
+        raise ManifestError("a label twice")
+    return words[0], Origin(words[1]), labels
 
 
-def _inputs(view: memoryview) -> tuple[InputMark, ...]:
+def _inputs(view: memoryview, n_tokens: int) -> tuple[InputMark, ...]:
     marks: list[InputMark] = []
     at = 0
     while at < len(view):
         (position,) = struct.unpack_from("<Q", view, at)
         digest, at = _take_text(view, at + 8)
         marks.append(InputMark(position, digest))
-    return tuple(marks)
+    if not marks:
+        return ()
+    inputs = tuple(marks)
+    problem = _input_problem(inputs, n_tokens)
+    if problem:
+        raise ManifestError(problem)
+    return inputs

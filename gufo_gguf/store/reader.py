@@ -33,7 +33,7 @@ import xxhash
 from gufo_gguf.store.fs import FileSystem, close_quietly, read_all
 from gufo_gguf.store.types import Damage, DamageReason, Part
 
-READ_BYTES = 256 << 10
+READ_BYTES = 512 << 10
 """One read: small enough to be hashed out of the second-level cache it was just read into."""
 
 DIRECT_BYTES = 8 << 20
@@ -105,12 +105,16 @@ class Restore:
         self._fs = fs
         self._parts = parts
         self._destination = destination
-        self._staged_bytes = max(1, min(READ_BYTES, staging_bytes // 4))
+        self._staged_bytes = max(1, min(READ_BYTES // 2, staging_bytes // 4))
         self._n_staging = max(1, staging_bytes // self._staged_bytes)
         self._staging = memoryview(b"")
         self._parts_ahead = max(1, parts_ahead)
         self._n_threads = max(1, threads)
-        self._cond = threading.Condition()
+        # One lock, three reasons to wait: a wake-up of the wrong thread costs as much as a read.
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._turn = threading.Condition(self._lock)
+        self._done = threading.Condition(self._lock)
         self._queue: deque[_Work] = deque()
         """Pieces no thread has taken yet."""
         self._open: set[_OpenPart] = set()
@@ -125,9 +129,10 @@ class Restore:
 
     def close(self) -> None:
         """Stop reading, wait for the threads, close the files; idempotent."""
-        with self._cond:
+        with self._lock:
             self._stop.set()
-            self._cond.notify_all()
+            self._work.notify_all()
+            self._turn.notify_all()
         for thread in self._threads:
             thread.join()
         self._threads = []
@@ -178,9 +183,9 @@ class Restore:
                 return
             # 2. Hand over the oldest.
             work = ahead.popleft()
-            with self._cond:
+            with self._lock:
                 while not work.ready:
-                    self._cond.wait()
+                    self._done.wait()
             if work.error is not None:
                 raise work.error
             if work.of.damage is not None:
@@ -202,9 +207,9 @@ class Restore:
         return into
 
     def _hand_to_threads(self, work: _Work) -> None:
-        with self._cond:
+        with self._lock:
             self._queue.append(work)
-            self._cond.notify_all()
+            self._work.notify()
         if len(self._threads) < self._n_threads:
             thread = threading.Thread(target=self._serve, name="gufo-restore", daemon=True)
             self._threads.append(thread)
@@ -213,9 +218,9 @@ class Restore:
     # -- the threads' side -----------------------------------------------------------------------
     def _serve(self) -> None:
         while True:
-            with self._cond:
+            with self._lock:
                 while not self._queue and not self._stop.is_set():
-                    self._cond.wait()
+                    self._work.wait()
                 if self._stop.is_set():
                     return
                 work = self._queue.popleft()
@@ -223,24 +228,25 @@ class Restore:
                 self._do(work)
             except BaseException as e:
                 work.error = e
-            with self._cond:
+            with self._lock:
                 work.ready = True
-                self._cond.notify_all()
+                self._done.notify()
 
     def _do(self, work: _Work) -> None:
         damage, hashed = self._read(work)
         of = work.of
-        with self._cond:
+        with self._lock:
             while of.hashed != work.offset and of.damage is None and not self._stop.is_set():
-                self._cond.wait()
+                self._turn.wait()
             damage = of.damage or damage
         if damage is None and not self._stop.is_set():
             of.hash.update(work.data[hashed:])
             if work.end == of.part.n_bytes and of.hash.digest() != of.part.checksum:
                 damage = Damage(of.part.folder, of.part.name, DamageReason.CHECKSUM, of.part.kind.value)
-        with self._cond:
+        with self._lock:
             of.hashed = work.end
             of.damage = damage
+            self._turn.notify_all()
 
     def _read(self, work: _Work) -> tuple[Damage | None, int]:
         """Fill the piece; returns the damage, and how many of its bytes were hashed on the way."""
@@ -272,7 +278,7 @@ class Restore:
         with of.lock:
             if of.handle is None:
                 of.handle = self._fs.open(part.folder, part.name)
-                with self._cond:
+                with self._lock:
                     self._open.add(of)
                 n_bytes, _ = self._fs.size(of.handle)
                 if n_bytes != part.file_bytes:
@@ -282,7 +288,7 @@ class Restore:
     def _shut(self, of: _OpenPart) -> None:
         with of.lock:
             handle, of.handle = of.handle, None
-        with self._cond:
+        with self._lock:
             self._open.discard(of)
         if handle is not None:
             close_quietly(self._fs, handle)

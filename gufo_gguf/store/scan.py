@@ -17,15 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-import numpy as np
+from operator import itemgetter
 
 from gufo_gguf.cache.types import Tokens
 from gufo_gguf.core.errors import StoreError
 from gufo_gguf.store.catalogue import Catalogue, DiskRecord
-from gufo_gguf.store.fs import Entry, FileSystem, close_quietly, read_all, remove_quietly
-from gufo_gguf.store.layout import FileClass, Layout, is_ours, key_of
-from gufo_gguf.store.manifest import MAX_BYTES, Manifest, ManifestError, NewerFormat, decode
+from gufo_gguf.store.fs import FileSystem, close_quietly, read_all, remove_quietly
+from gufo_gguf.store.layout import FileClass, Layout, is_ours, ours
+from gufo_gguf.store.manifest import MAX_BYTES, Manifest, ManifestError, NewerFormat, decode, manifest_bytes
 from gufo_gguf.store.types import Damage, DamageReason
 
 
@@ -44,10 +43,7 @@ def scan(fs: FileSystem, layout: Layout, catalogue: Catalogue) -> Iterator[Loade
     release's; nothing was changed on disk in either case.
     """
     for suffix in (FileClass.CHUNK, FileClass.PRIVATE):
-        for entry in fs.entries(layout.folder_of(suffix)):
-            key = key_of(entry.name, suffix)
-            if key is not None and is_ours(entry, (suffix,)):
-                catalogue.found_file(key, suffix, entry.n_bytes, entry.disk_bytes)
+        catalogue.found_files(suffix, ours(fs.entries(layout.folder_of(suffix)), suffix))
     for entry in fs.entries(layout.tmp):
         if is_ours(entry):
             catalogue.found_debris(layout.tmp, entry.name, entry.disk_bytes)
@@ -55,19 +51,15 @@ def scan(fs: FileSystem, layout: Layout, catalogue: Catalogue) -> Iterator[Loade
         catalogue.found_debris(folder, entry.name, entry.disk_bytes)
     fs.sync_folder(layout.manifests)
     unreadable = False
-    entries = [e for e in fs.entries(layout.manifests) if is_ours(e, (FileClass.MANIFEST,))]
-    for entry in sorted(entries, key=lambda e: e.name):
-        found = read_manifest(fs, layout, entry)
+    for key, entry in sorted(ours(fs.entries(layout.manifests), FileClass.MANIFEST), key=itemgetter(0)):
+        found = read_manifest(fs, layout, key)
         if isinstance(found, Manifest):
-            wrong = catalogue.contradiction(found)
-            if wrong is None:
-                record = DiskRecord.of(found, entry.disk_bytes)
-                catalogue.add(record)
-                yield Loaded(record, found.meta.tokens)
+            admitted = catalogue.admit(found, entry.disk_bytes)
+            if isinstance(admitted, DiskRecord):
+                yield Loaded(admitted, found.meta.tokens)
                 continue
-            name, what, _ = wrong
-            folder = layout.folder_of(FileClass.CHUNK if name.endswith(FileClass.CHUNK) else FileClass.PRIVATE)
-            found = Damage(folder, name, DamageReason(what), f"needed by {entry.name}")
+            folder = layout.folder_of(admitted.suffix)
+            found = Damage(folder, admitted.key + admitted.suffix, admitted.reason, f"needed by {entry.name}")
         if found is None:
             continue
         if found.permanent:
@@ -79,33 +71,42 @@ def scan(fs: FileSystem, layout: Layout, catalogue: Catalogue) -> Iterator[Loade
         catalogue.hold_unlisted()
 
 
-def read_manifest(fs: FileSystem, layout: Layout, entry: Entry) -> Manifest | Damage | None:
+def read_manifest(fs: FileSystem, layout: Layout, key: str) -> Manifest | Damage | None:
     """Read and parse one manifest; None when it has gone since it was listed."""
-    key = key_of(entry.name, FileClass.MANIFEST)
-    assert key is not None
+    name = key + FileClass.MANIFEST
     try:
-        handle = fs.open(layout.manifests, entry.name)
-        try:
-            n_bytes, _ = fs.size(handle)
-            if n_bytes > MAX_BYTES:
-                return Damage(layout.manifests, entry.name, DamageReason.FORMAT, "larger than any manifest")
-            data = memoryview(np.empty(n_bytes, dtype=np.uint8).data)
-            n_read = read_all(fs, handle, data, 0)
-        finally:
-            close_quietly(fs, handle)
+        data = _read_whole(fs, layout.manifests, name)
     except FileNotFoundError:
         return None
     except OSError as e:
-        return Damage(layout.manifests, entry.name, DamageReason.UNREADABLE, e.strerror or str(e), permanent=False)
+        return Damage(layout.manifests, name, DamageReason.UNREADABLE, e.strerror or str(e), permanent=False)
     try:
-        return decode(data[:n_read], key)
+        return decode(data, key)
     except NewerFormat as e:
         raise StoreError(
             f"the cache folder {fs.root} holds checkpoints of a later release ({e}); it is left alone: "
             f"use that release or another folder"
         ) from e
     except ManifestError as e:
-        return Damage(layout.manifests, entry.name, DamageReason.FORMAT, str(e))
+        return Damage(layout.manifests, name, DamageReason.FORMAT, str(e))
+
+
+def _read_whole(fs: FileSystem, folder: str, name: str) -> bytes:
+    """The file's bytes; the longer way when one read did not bring what the header announces."""
+    try:
+        data = fs.read_file(folder, name, MAX_BYTES)
+        n_bytes = manifest_bytes(data)
+        if n_bytes is not None and len(data) >= n_bytes:
+            return data
+    except InterruptedError:
+        pass
+    handle = fs.open(folder, name)
+    try:
+        n_bytes, _ = fs.size(handle)
+        view = memoryview(bytearray(min(n_bytes, MAX_BYTES) + 1))
+        return bytes(view[: read_all(fs, handle, view, 0)])
+    finally:
+        close_quietly(fs, handle)
 
 
 def reclaim(fs: FileSystem, layout: Layout, catalogue: Catalogue) -> Iterator[int]:

@@ -124,6 +124,14 @@ class SimFS:
                 found.append(Entry(name, FileKind.FILE, n, self._blocks(n)))
         return found
 
+    def read_file(self, folder: str, name: str, max_bytes: int) -> bytes:
+        handle = self.open(folder, name)
+        try:
+            out = bytearray(min(self.size(handle)[0], max_bytes) + 1)
+            return bytes(out[: self.read(handle, memoryview(out), 0)])
+        finally:
+            self.close(handle)
+
     def create(self, folder: str, name: str) -> int:
         self._may_change()
         if name in self._at(folder).live:

@@ -58,23 +58,21 @@ class Damage:
 
 
 class FileRef(NamedTuple):
-    """A chunk file as a manifest lists it.  A NamedTuple, since a start-up makes many of them."""
+    """A chunk file as a manifest lists it.  (These are NamedTuples because a start-up makes thousands.)"""
 
     key: str
     n_bytes: int
     checksum: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """A range of a private file with a checksum of its own; n_bytes 0 = absent."""
 
     n_bytes: int
     checksum: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PrivateFile:
+class PrivateFile(NamedTuple):
     """The private file of one checkpoint: its sections follow each other in this order."""
 
     key: str

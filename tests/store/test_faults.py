@@ -91,7 +91,7 @@ def fail_at_every(call: str, mode: Mode, errors: tuple[int, ...], n_images: int)
     assert n_runs > 2
 
 
-@pytest.mark.parametrize("call", ["write", "read"])
+@pytest.mark.parametrize("call", ["write", "read", "read_file"])
 def test_short_writes_and_reads_are_completed(call: str) -> None:
     sim = SimFS()
     fs = FaultyFS(sim, Fault(call, 0, Mode.SHORT, forever=True))
@@ -101,6 +101,7 @@ def test_short_writes_and_reads_are_completed(call: str) -> None:
         assert restored_bytes(world.store, world.record(name)) == expected_bytes(SPECS[name])
     world.store.close()
     again = World(fs, specs=dict(SPECS))
+    assert again.damage == []
     assert again.visible() == {A2.name, FORK.name}
     assert fs.fired
 
@@ -147,7 +148,7 @@ def test_an_interrupted_read_or_write_goes_on() -> None:
             assert fs.fired
 
 
-@pytest.mark.parametrize("call", ["make_folder", "entries", "open", "size", "read", "close", "sync_folder", "lock"])
+@pytest.mark.parametrize("call", ["make_folder", "entries", "read_file", "close", "sync_folder", "lock"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EROFS])
 def test_every_call_of_a_start_fails_once(call: str, number: int) -> None:
     sim = SimFS()

@@ -19,6 +19,7 @@ from gufo_gguf.store.catalogue import DiskRecord
 from gufo_gguf.store.disk import DiskStore
 from gufo_gguf.store.fs import FileSystem
 from gufo_gguf.store.jobs import ChunkJob, Outcome, Progress, WriteJob, WriteResult
+from gufo_gguf.store.parts import restore_parts
 from gufo_gguf.store.scan import Loaded, reclaim
 from gufo_gguf.store.simfs import SimFS
 from gufo_gguf.store.types import BufferSource, CheckpointMeta, Damage, PartKind
@@ -200,7 +201,7 @@ def check_disk(fs: SimFS, specs: dict[str, Spec], must: set[str], *, may_be_dama
         assert np.array_equal(found.tokens, spec.tokens())
         got = {
             (p.kind, p.index): fs.content(p.folder, p.name)[p.offset : p.offset + p.n_bytes]
-            for p in store.restore(found.record)._parts
+            for p in restore_parts(store.layout, found.record.chunks, found.record.private)
         }
         assert got == expected_bytes(spec), spec.name
     assert must <= names, must - names
@@ -212,7 +213,7 @@ def check_disk(fs: SimFS, specs: dict[str, Spec], must: set[str], *, may_be_dama
     for record in store.catalogue.records():
         listed.add((store.layout.manifests, record.key + ".manifest"))
         listed.add((store.layout.private, record.private.key + ".private"))
-        listed.update((store.layout.chunks, raw.hex() + ".chunk") for raw, _, _ in record.chunks.rows())
+        listed.update((store.layout.chunks, ref.key + ".chunk") for ref in record.chunks)
     assert left == listed
     assert store.catalogue.usage().used_bytes == fs.used_bytes()
     assert store.catalogue.check() == []
