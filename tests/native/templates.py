@@ -34,6 +34,27 @@ ENDS_WITH_MARKER = """\
 {%- if add_generation_prompt -%}{{ '<|assistant|>\\n' }}{%- else -%}{{ '<|endoftext|>' }}{%- endif -%}
 """
 
+# Tool calls in tags, one per parameter: a format that llama.cpp recognises by these three.
+TAGGED_CALLS = """\
+{%- if tools -%}
+{{- '<|im_start|>system\\n' }}{%- for t in tools -%}{{ t.function | tojson + '\\n' }}{%- endfor -%}
+{{- 'Answer <tool_call>\\n<function=NAME>\\n<parameter=KEY>\\nVALUE\\n</parameter>\\n</function>\\n</tool_call>' }}
+{{- '<|im_end|>\\n' }}
+{%- endif -%}
+{%- for m in messages -%}
+{{- '<|im_start|>' + m.role + '\\n' + (m.content or '') }}
+{%- for call in m.tool_calls or [] -%}
+{{- '<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+{%- for key, value in call.function.arguments | items -%}
+{{- '<parameter=' + key + '>\\n' + (value | string) + '\\n</parameter>\\n' }}
+{%- endfor -%}
+{{- '</function>\\n</tool_call>' }}
+{%- endfor -%}
+{{- '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
+"""
+
 # Refuses a conversation that goes on after an answer, hence every probe.
 ONE_TURN = """\
 {%- if messages | selectattr('role', 'equalto', 'assistant') | list | length > 0 and messages[-1].content != 'test' -%}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gufo_gguf.backend.chat import ChatFormat, ChatInput, Rendered
 from gufo_gguf.backend.message_parser import MessageParser, parse_message
 from gufo_gguf.core.errors import RequestError
-from tests.native.templates import ANSWER, ASK, FORGETS_REASONING, PLAIN, WITH_TOOLS
+from tests.native.templates import ANSWER, ASK, FORGETS_REASONING, PLAIN, TAGGED_CALLS, WITH_TOOLS
 
 pytestmark = pytest.mark.native
 
@@ -182,3 +182,21 @@ def test_forgets_reasoning_template(of: Callable[[str], ChatFormat], lib: ctypes
     assert rendered.generation_prompt == "<|im_start|>assistant\n<think>\n"
     message = parse_message(lib, rendered, "hm\n</think>\n\nyes")
     assert (message.reasoning_content.strip(), message.content) == ("hm", "yes")
+
+
+def test_calls_in_tags(of: Callable[[str], ChatFormat], lib: ctypes.CDLL) -> None:
+    rendered = of(TAGGED_CALLS).render(WITH_TOOLS)
+    text = "<tool_call>\n<function=read_file>\n<parameter=path>\na.txt\n</parameter>\n</function>\n</tool_call>"
+    got, parser = streamed(lib, rendered, list(text))
+    assert [(name, json.loads(arguments)) for _, name, arguments in got["calls"]] == [("read_file", {"path": "a.txt"})]
+    assert parser.message.content == ""
+
+
+def test_a_call_that_turns_out_to_be_none_is_not_taken_back(of: Callable[[str], ChatFormat], lib: ctypes.CDLL) -> None:
+    """The parser first sees a call and then, with more text, none: what was sent stays."""
+    rendered = of(TAGGED_CALLS).render(WITH_TOOLS)
+    pieces = ["<function=read_file>", "\n", "\n", "</tool_call>", "and", " more"]
+    got, parser = streamed(lib, rendered, pieces)
+    assert [call[1] for call in got["calls"]] == ["read_file"]
+    assert [call.name for call in parser.message.tool_calls] == ["read_file"]
+    assert parser.message.unparsed
