@@ -1,11 +1,6 @@
 """Training rows: conversations and documents as token ids, made by worker processes.
 
-A row is (length + 1) tokens and a kind per token: what the loss makes of predicting it.
-
-    <|im_start|>user\\n ... <|im_end|>\\n    CONTEXT
-    <|im_start|>assistant\\n                CONTEXT
-    answer <|im_end|>                      RECALL or ANSWER
-    documents                              TEXT
+A row is (length + 1) tokens and a kind (see ``coding``) per token.
 
 Batch number i of a seed is always the same batch, whoever makes it and whenever: a run that is
 resumed goes on as if it had not stopped.
@@ -18,7 +13,6 @@ import multiprocessing as mp
 import os
 import random
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.pool import AsyncResult
 from pathlib import Path
@@ -28,9 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from models.owlet import corpus, tokenizer
-from models.owlet.dialogues import Turn, Writer
+from models.owlet.cases import Case, numbered
+from models.owlet.coding import CONTEXT, TEXT, encode
+from models.owlet.dialogues import Writer
 
-CONTEXT, TEXT, ANSWER, RECALL = range(4)
 _CHARS_PER_TOKEN = 2.4
 """Low on purpose: a conversation should end before the row does, its last questions count most."""
 
@@ -41,36 +36,6 @@ class Batch:
     """(rows, length + 1)"""
     kinds: npt.NDArray[np.uint8]
     """(rows, length + 1), the kind of each token."""
-
-
-_NO_REASONING = "<think>\n\n</think>\n\n"
-"""What the chat template opens an answer with when reasoning is switched off."""
-
-
-def encode(turns: Sequence[Turn], rng: random.Random | None = None) -> tuple[list[int], list[int]]:
-    """Ids and kinds of a conversation, cut into tokens exactly as the rendered text would be.
-
-    With an rng, one answer in ten is opened as it is when reasoning is switched off.
-
-    Special tokens end a piece of text, and an answer never starts with white space, so pieces may
-    be encoded one by one.
-    """
-    coder = tokenizer.load()
-    start, end = coder.token_to_id(tokenizer.TURN_START), coder.token_to_id(tokenizer.TURN_END)
-    newline = coder.encode("\n").ids
-    ids: list[int] = []
-    kinds: list[int] = []
-    for turn in turns:
-        if turn.role == "assistant":
-            opening = _NO_REASONING if rng is not None and rng.random() < 0.1 else ""
-            head, body = [start, *coder.encode("assistant\n" + opening).ids], [*coder.encode(turn.text).ids, end]
-            kind = RECALL if turn.recall else ANSWER
-        else:
-            head, body = [start, *coder.encode(f"{turn.role}\n{turn.text}").ids, end], []
-            kind = CONTEXT
-        ids += head + body + newline
-        kinds += [CONTEXT] * len(head) + [kind] * len(body) + [CONTEXT] * len(newline)
-    return ids, kinds
 
 
 class Maker:
@@ -135,6 +100,11 @@ def _make(index: int, n_rows: int, length: int, text_share: float) -> Batch:
     return _maker.batch(index, n_rows, length, text_share)
 
 
+def _case(distance: int, i: int) -> Case:
+    assert _maker is not None
+    return numbered(_maker.texts, _maker.functions, distance, i)
+
+
 class Pool:
     """Batches made ahead by worker processes, handed out in the order they were asked for.
 
@@ -148,11 +118,19 @@ class Pool:
         # a fork inherits the tokenizer's threads as locks that nobody opens any more
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self._pool = mp.get_context("fork").Pool(n_workers)
+        self._cases: dict[int, AsyncResult[list[Case]]] = {}
         self._pending: deque[AsyncResult[Batch]] = deque()
 
     def ask(self, *job: Any) -> None:
         """Queue ``Maker.batch(*job)``."""
         self._pending.append(self._pool.apply_async(_make, job))
+
+    def ask_cases(self, distance: int, n: int) -> None:
+        """Start to make the first n cases of a distance."""
+        self._cases[distance] = self._pool.starmap_async(_case, [(distance, i) for i in range(n)], 4)
+
+    def cases(self, distance: int) -> list[Case]:
+        return self._cases[distance].get(timeout=300)
 
     def take(self) -> Batch:
         return self._pending.popleft().get(timeout=120)

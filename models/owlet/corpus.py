@@ -52,7 +52,17 @@ SOURCES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 _DOCUMENT_BYTES = (400, 400_000)
 _FUNCTION_BYTES = (80, 900)
-_SKIPPED_PARTS = {"tests", "test", "idlelib", "lib2to3", "__pycache__", "_vendor", "site-packages", "encodings", "ensurepip"}
+_SKIPPED_PARTS = {
+    "tests",
+    "test",
+    "idlelib",
+    "lib2to3",
+    "__pycache__",
+    "_vendor",
+    "site-packages",
+    "encodings",
+    "ensurepip",
+}
 
 
 def python_files(folder: Path) -> Iterator[Path]:
@@ -70,9 +80,7 @@ def usable(text: str) -> bool:
     lines = text.split("\n")
     letters = sum(c.isalpha() or c == " " for c in text)
     return (
-        max(map(len, lines)) < 2000
-        and sum(c > "\x7f" for c in text) < len(text) / 200
-        and letters > len(text) * 0.55
+        max(map(len, lines)) < 2000 and sum(c > "\x7f" for c in text) < len(text) / 200 and letters > len(text) * 0.55
     )
 
 
@@ -134,7 +142,9 @@ def build(target: Path = CORPUS) -> None:
         licence = STDLIB_LICENCE if source == "python" else SOURCES[source][0]
         version = sys.version.split()[0] if source == "python" else importlib.metadata.version(source)
         print(f"| {source} | {version} | {licence} | {n_bytes / 1e6:.2f} MB |")
-    print(f"{sum(sizes.values()) / 1e6:.1f} MB of text, {n_functions} functions; {target.stat().st_size / 1e6:.1f} MB packed")
+    print(
+        f"{sum(sizes.values()) / 1e6:.1f} MB of text, {n_functions} functions; {target.stat().st_size / 1e6:.1f} MB packed"
+    )
 
 
 def load(path: Path = CORPUS) -> tuple[list[str], list[dict[str, Any]]]:

@@ -189,7 +189,9 @@ class Writer:
         if style == "sentences":
             text = "\n".join(f.statement(rng) for f in facts)
         elif style == "table":
-            text = "| key | attribute | value |\n" + "\n".join(f"| {f.key} | {f.attribute} | {f.value} |" for f in facts)
+            text = "| key | attribute | value |\n" + "\n".join(
+                f"| {f.key} | {f.attribute} | {f.value} |" for f in facts
+            )
         else:
             text = "\n".join(f"{f.key},{f.attribute},{f.value}" for f in facts)
         return [Turn("user", "Remember these:\n\n" + text), Turn("assistant", ACKNOWLEDGED)]
@@ -238,7 +240,9 @@ class Writer:
     def copy(self) -> list[Turn]:
         rng = self.rng
         if rng.random() < 0.4:
-            text = " ".join(rng.choice((word(rng), rng.choice(NOUNS), digits(rng, 1, 5))) for _ in range(rng.randint(4, 30)))
+            text = " ".join(
+                rng.choice((word(rng), rng.choice(NOUNS), digits(rng, 1, 5))) for _ in range(rng.randint(4, 30))
+            )
         else:
             text = self.lines(rng.uniform(60, 500)).strip()
         return [Turn("user", f"Repeat exactly:\n\n{text}"), Turn("assistant", text)]

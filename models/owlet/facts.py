@@ -9,28 +9,29 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-_ONSETS = "b br c ch d dr f fl g gr h j k kl l m n p pr qu r s sh st t tr v w z".split()
-_VOWELS = "a e i o u ai ea oo ou".split()
+_ONSETS = tuple("b br c ch d dr f fl g gr h j k kl l m n p pr qu r s sh st t tr v w z".split())  # noqa: SIM905
+_VOWELS = ("a", "e", "i", "o", "u", "ai", "ea", "oo", "ou")
 _CODAS = ["", "", "", "n", "r", "l", "s", "t", "m", "rk", "nd", "st"]
-ADJECTIVES = (
+_ADJECTIVES = (
     "amber ancient bitter black blue brave bright broken calm clever cold copper crooked dark deep dusty early empty "
     "faint fair fast fierce flat frozen gentle giant golden grand green grey happy heavy hidden hollow honest huge icy "
     "iron keen kind late lazy light little lonely long loud lucky marble mild narrow noble odd old orange pale patient "
     "plain polite proud purple quick quiet rapid rare red rough round royal rusty sad salty secret sharp shy silent "
     "silver simple slow small smooth soft solid sour steep still strange strong sweet swift tall tame thin tiny warm "
     "weak white wide wild wise wooden yellow young"
-).split()
-NOUNS = (
-    "anchor apple arrow badger banner barrel basket bear bell bird boat book bottle bridge brook button cabin camel "
-    "candle canyon castle cat cedar chair cherry circle cloud clover coat comet coral cradle crane crow crown daisy "
-    "deer desert door dragon drum eagle engine falcon feather fern fiddle field fire fish flag flute forest fork fox "
-    "frog garden gate glacier goat goose hammer harbor hare hawk hedge helmet heron hill horse island jacket jar kettle "
-    "key kite knife ladder lake lamp lantern leaf lemon lion lizard maple meadow mirror moon mountain mouse needle nest "
-    "oak ocean olive orchid otter owl panda paper pearl pebble pencil pepper piano pine planet plum pocket pond rabbit "
-    "raven ribbon river robin rocket rope rose saddle sail salmon shell ship shovel snake sparrow spider spoon star "
-    "stone stork sun table tiger torch tower train tree trout tulip turtle valley violin wagon whale wheel willow "
-    "window wolf zebra"
-).split()
+)
+_NOUNS = (
+    "anchor apple arrow badger banner barrel basket bear bell bird boat book bottle bridge brook button cabin "
+    "camel candle canyon castle cat cedar chair cherry circle cloud clover coat comet coral cradle crane crow "
+    "crown daisy deer desert door dragon drum eagle engine falcon feather fern fiddle field fire fish flag flute "
+    "forest fork fox frog garden gate glacier goat goose hammer harbor hare hawk hedge helmet heron hill horse "
+    "island jacket jar kettle key kite knife ladder lake lamp lantern leaf lemon lion lizard maple meadow mirror "
+    "moon mountain mouse needle nest oak ocean olive orchid otter owl panda paper pearl pebble pencil pepper "
+    "piano pine planet plum pocket pond rabbit raven ribbon river robin rocket rope rose saddle sail salmon shell "
+    "ship shovel snake sparrow spider spoon star stone stork sun table tiger torch tower train tree trout tulip "
+    "turtle valley violin wagon whale wheel willow window wolf zebra "
+)
+ADJECTIVES, NOUNS = tuple(_ADJECTIVES.split()), tuple(_NOUNS.split())
 
 
 def word(rng: random.Random, n_syllables: int | None = None) -> str:

@@ -34,13 +34,13 @@ def new_model(g: Geometry, seed: int) -> Model:
             steps = torch.empty_like(weight).uniform_(math.log(1e-3), math.log(1e-1)).exp()
             # softplus of the bias is the step
             weight.data = steps + torch.log(-torch.expm1(-steps))
-        elif last == "token_embd":
+        elif last == "token_embd" or last == "per_layer_token_embd":
             nn.init.normal_(weight, std=0.5)
-        elif last == "per_layer_token_embd":
-            nn.init.normal_(weight, std=0.5)
-        elif last == "output":
-            nn.init.normal_(weight, std=0.02)
-        elif last in ("ffn_gate_inp", "ffn_gate_inp_shexp") or last.endswith(("_inject", "_up")) and "hc_" in last:
+        elif (
+            last == "output"
+            or last in ("ffn_gate_inp", "ffn_gate_inp_shexp")
+            or (last.endswith(("_inject", "_up")) and "hc_" in last)
+        ):
             nn.init.normal_(weight, std=0.02)
         else:
             gain = (2 * g.n_layer) ** -0.5 if last in _OUTPUTS else 1.0

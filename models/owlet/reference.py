@@ -106,9 +106,7 @@ def combine_streams(x: Tensor, output: Tensor, weights: Tensor) -> Tensor:
     return x + output.float()[..., None, :] * weights[..., None]
 
 
-def experts(
-    x: Tensor, chosen: Tensor, gate: Tensor, up: Tensor, down: Tensor
-) -> Tensor:
+def experts(x: Tensor, chosen: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """All experts as one wide gated layer: x (N, D), weights chosen (N, E), zero where not chosen.
 
     gate, up (E, F, D), down (E, D, F).
@@ -136,7 +134,7 @@ class Indexer(nn.Module):
         Keys are averaged over a block before they are normalised and rotated to its first position.
         """
         g, r = self.g, self.g.indexer_ratio
-        n_batch, n_tokens, _ = x.shape
+        n_tokens = x.shape[1]
         n_blocks = n_tokens // r
         keys = self.k_proj(x)[:, : n_blocks * r].float().unflatten(1, (n_blocks, r)).mean(2)
         keys = rms(keys, g.norm_epsilon) * self.k_norm.weight

@@ -30,8 +30,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.owlet import corpus, reference
-from models.owlet.batches import ANSWER, CONTEXT, RECALL, TEXT, Batch, Maker, Pool
-from models.owlet.evaluate import Case, cases, recall
+from models.owlet.batches import Batch, Maker, Pool
+from models.owlet.coding import ANSWER, CONTEXT, RECALL, TEXT
+from models.owlet.evaluate import recall
 from models.owlet.geometry import OWLET, Geometry
 from models.owlet.initial import new_model
 from models.owlet.reference import Model, Run
@@ -54,6 +55,8 @@ BALANCE_WEIGHT = 0.01
 PROBES = 64
 """Positions per row at which the indexer is taught; half of them in answers."""
 DISTANCES = (256, 1024, 4096, 8192)
+SPARSE = (512, 1024, 2048)
+"""Numbers of tokens to attend to with which the last evaluation is repeated."""
 PART_BYTES_MAX = 15 * 2**20
 
 
@@ -86,6 +89,8 @@ class Progress:
     stage: int = 0
     hits: float = 0.0
     """Running average of the remembered tokens guessed right, for the longest rows in use."""
+    warm_from: int = 0
+    """The step at which the learning rate last started from zero."""
     records: list[dict[str, Any]] = field(default_factory=list)
     recalls: list[dict[str, Any]] = field(default_factory=list)
 
@@ -186,19 +191,17 @@ class Trainer:
         elif args.weights is not None and any(args.weights.glob("weights-*.npz")):
             self.model.load_state_dict(load_parts(args.weights, "weights"))
             self.progress = Progress(**json.loads((args.weights / "progress.json").read_text()))
+            self.progress.warm_from = self.progress.step  # a new optimiser knows nothing yet
         self.model.to(self.device)
         self.optimizer = optimizer_for(self.model)
         named = list(self.model.named_parameters())
         self.indexers = [w for name, w in named if ".indexer." in name]
         self.trunk = [w for name, w in named if ".indexer." not in name]
-        self.first_step = self.progress.step
         if state is not None:
             self.optimizer.load_state_dict(state["optimizer"])
-            self.first_step = -WARMUP_STEPS
         self.earlier = self.progress.seconds
         self.queue_rng = random.Random(f"{SEED}/{self.progress.step}")
         self.queued = self.progress.step
-        self.tests: dict[int, list[Case]] = {}
 
     @property
     def seconds(self) -> float:
@@ -224,7 +227,7 @@ class Trainer:
         done = 0
         while time.monotonic() < until and done < step_limit and self.share < 1.0:
             batch = self.next_batch()
-            rate = rate_at(self.share, self.progress.step - self.first_step)
+            rate = rate_at(self.share, self.progress.step - self.progress.warm_from)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             with self.fused:
@@ -245,7 +248,11 @@ class Trainer:
                 record |= {k: round(float(v), 4) for k, v in parts.items()} | {"norm": round(float(norm), 3)}
                 if not math.isfinite(record["norm"]):
                     raise FloatingPointError(f"the gradient is not finite: {record}")
-                record |= {"length": batch.tokens.shape[1] - 1, "stage": self.progress.stage, "tokens_per_s": round(tokens / (now - mark))}
+                record |= {
+                    "length": batch.tokens.shape[1] - 1,
+                    "stage": self.progress.stage,
+                    "tokens_per_s": round(tokens / (now - mark)),
+                }
                 self.progress.records.append(record)
                 print(json.dumps(record), flush=True)
                 mark, tokens = time.monotonic(), 0
@@ -257,7 +264,7 @@ class Trainer:
         self.progress.seconds = self.seconds
         if not self.args.no_eval:
             self.evaluate(self.args.final_cases, final=True)
-        self.save(publish=True)
+        self.save()
 
     def advance(self, length: int, hits: Tensor) -> None:
         """Take note of a batch; go on to longer rows when that is earned or due."""
@@ -272,20 +279,17 @@ class Trainer:
         """Recall at all distances; at the end also with the indexer's choice alone."""
         self.model.eval()
         for distance in self.sizes.distances:
-            found = self.tests.setdefault(distance, cases(self.maker.texts, self.maker.functions, distance, n_cases))
-            if len(found) < n_cases:
-                found = self.tests[distance] = cases(self.maker.texts, self.maker.functions, distance, n_cases)
+            found = self.pool.cases(distance)[:n_cases]
             result: dict[str, Any] = {"step": self.progress.step, "minutes": round(self.seconds / 60, 2)}
-            result |= {"distance": distance, "recall": round(recall(self.model, found[:n_cases]), 4)}
-            if final:
-                for top_k in (512, 1024, 2048):
-                    sparse = recall(self.model, found[:64], Run(sparse=True, top_k=top_k), tokens_max=9000)
-                    result[f"top_{top_k}"] = round(sparse, 4)
+            result |= {"distance": distance, "recall": round(recall(self.model, found), 4)}
+            for top_k in SPARSE if final and distance >= min(SPARSE) else ():
+                sparse = recall(self.model, found[:48], Run(sparse=True, top_k=top_k), tokens_max=9000)
+                result[f"top_{top_k}"] = round(sparse, 4)
             self.progress.recalls.append(result)
             print(json.dumps(result), flush=True)
         self.model.train()
 
-    def save(self, publish: bool = False) -> None:
+    def save(self) -> None:
         """All of the state for another call on this machine; weights and curves for elsewhere."""
         self.progress.seconds = self.seconds
         self.args.state.parent.mkdir(parents=True, exist_ok=True)
@@ -293,15 +297,14 @@ class Trainer:
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         torch.save({**state, "progress": asdict(self.progress)}, partial)
         os.replace(partial, self.args.state)
-        if publish:
-            out: Path = self.args.out
-            out.mkdir(parents=True, exist_ok=True)
-            save_parts(self.model.state_dict(), out, "weights", PART_BYTES_MAX)
-            (out / "progress.json").write_text(json.dumps(asdict(self.progress)))
-            try:
-                draw(self.progress, out / "curves.png")
-            except ImportError as error:
-                print(f"no curves drawn: {error}")
+        out: Path = self.args.out
+        out.mkdir(parents=True, exist_ok=True)
+        save_parts(self.model.state_dict(), out, "weights", PART_BYTES_MAX)
+        (out / "progress.json").write_text(json.dumps(asdict(self.progress)))
+        try:
+            draw(self.progress, out / "curves.png")
+        except ImportError as error:
+            print(f"no curves drawn: {error}")
 
 
 def draw(progress: Progress, path: Path) -> None:
@@ -333,7 +336,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--state", type=Path, default=Path("models/build/run/state.pt"))
     parser.add_argument("--weights", type=Path, default=None, help="folder with weights-*.npz and progress.json")
-    parser.add_argument("--reserve", type=float, default=40.0, help="seconds kept for the last evaluation")
+    parser.add_argument("--reserve", type=float, default=45.0, help="seconds kept for the last evaluation")
     parser.add_argument("--compile", action="store_true", help="fuse element-wise parts (a minute at the start)")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--ahead", type=int, default=32, help="batches made ahead")
@@ -355,6 +358,9 @@ def main() -> None:
     maker = Maker(SEED, args.documents)
     maker.prepare(corpus.BUILD)
     pool = Pool(maker, args.workers)
+    if not args.no_eval:
+        for distance in (TRIAL if args.trial else Sizes()).distances:
+            pool.ask_cases(distance, max(args.eval_cases, args.final_cases))
     print(f"corpus ready after {time.monotonic() - args.started:.0f} s", flush=True)
     try:
         Trainer(args, maker, pool).run()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor
 
 Array = npt.NDArray[np.float32]
+_LARGE = 16_384
+"""Tensors with that many values are matrices and tables; the rest are gains, routers, convolutions."""
 
 
 def to_gguf(state: Mapping[str, Tensor]) -> dict[str, Array]:
@@ -53,14 +56,17 @@ def read_gguf(path: Path) -> dict[str, Array]:
 
 
 def save_parts(state: Mapping[str, Tensor], folder: Path, stem: str, part_bytes_max: int) -> list[Path]:
-    """Write float32 tensors into ``stem-0.npz``, ``stem-1.npz``, ... of at most that many bytes each.
+    """Write tensors into ``stem-0.npz``, ``stem-1.npz``, ... of at most that many bytes each.
 
-    Every file is complete by itself and appears by a rename.  ValueError for a tensor that is larger.
+    Large ones as float16, which is what the exported file has at best.  Every part is complete by
+    itself and appears by a rename.  ValueError for a tensor that is larger than a part.
     """
-    groups: list[dict[str, Array]] = [{}]
+    groups: list[dict[str, npt.NDArray[Any]]] = [{}]
     used = 0
     for name, tensor in state.items():
         array = tensor.detach().cpu().float().numpy()
+        if array.size >= _LARGE:
+            array = array.astype(np.float16)
         size = array.nbytes + 512
         if size > part_bytes_max:
             raise ValueError(f"{name} has {array.nbytes} bytes, more than a part may have ({part_bytes_max})")
@@ -80,12 +86,12 @@ def save_parts(state: Mapping[str, Tensor], folder: Path, stem: str, part_bytes_
 
 
 def load_parts(folder: Path, stem: str) -> dict[str, Tensor]:
-    """State dict from the parts ``save_parts`` wrote; FileNotFoundError when there is none."""
+    """State dict, float32, from the parts ``save_parts`` wrote; FileNotFoundError when there is none."""
     paths = sorted(folder.glob(f"{stem}-*.npz"))
     if not paths:
         raise FileNotFoundError(f"no {stem}-*.npz in {folder}")
     state = {}
     for path in paths:
         with np.load(path) as arrays:
-            state.update({name: torch.from_numpy(arrays[name]) for name in arrays.files})
+            state.update({name: torch.from_numpy(arrays[name]).float() for name in arrays.files})
     return state
