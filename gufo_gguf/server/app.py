@@ -19,6 +19,8 @@ from gufo_gguf.server.routes import anthropic, cache, chat, completions, llama, 
 from gufo_gguf.server.settings import ServerSettings
 from gufo_gguf.server.state import Active, State
 
+_LOCAL_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
+
 ROUTERS = tuple(m.router for m in (anthropic, cache, chat, completions, llama, metrics, models, root))
 
 
@@ -37,7 +39,7 @@ def create_app(
         yield
         state: State = app.state.gufo
         await state.active.drain(0)  # whoever runs the app has drained with its own patience
-        await run_in_threadpool(engine.close, settings.drain_s)
+        await run_in_threadpool(engine.close)
 
     app = FastAPI(
         title="gufo",
@@ -63,7 +65,8 @@ def create_app(
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=list(settings.cors_origins),
+            allow_origins=[origin for origin in settings.cors_origins if origin != "localhost"],
+            allow_origin_regex=_LOCAL_PAGES if "localhost" in settings.cors_origins else None,
             allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
             allow_headers=["*"],
         )

@@ -72,10 +72,11 @@ def problem_of(error: BaseException) -> Problem:
         case ProblemError():
             return error.problem
         case ContextLengthExceeded():
-            # llama-server's clients look at `type`, OpenAI's at `code`; both find what they know
+            # clients look at `type` (llama-server's), at `code` (OpenAI's), or for a phrase in the message
             return Problem(
                 400,
-                str(error),
+                f"the request has {error.n_prompt} prompt tokens and exceeds the available context size of "
+                f"{error.n_ctx} tokens; shorten the prompt or start the server with a larger --ctx-size",
                 code=error.code,
                 param=error.param or "messages",
                 type="exceed_context_size_error",

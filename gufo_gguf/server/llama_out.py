@@ -27,7 +27,7 @@ def sampling_dict(params: SamplingParams) -> dict[str, Any]:
     """Sampling settings with llama-server's names; what JSON cannot hold is left out."""
     out = asdict(params)
     out["seed"] = 0xFFFFFFFF if params.seed is None else params.seed
-    out["logit_bias"] = [[token, bias] for token, bias in params.logit_bias.items()]
+    out["logit_bias"] = [{"token": token, "bias": bias} for token, bias in params.logit_bias.items()]
     out["samplers"] = params.samplers or []
     out["dry_sequence_breakers"] = params.dry_sequence_breakers or ["\n", ":", '"', "*"]
     return out

@@ -38,12 +38,13 @@ class ServerSettings:
     api_keys: tuple[str, ...] = ()
     """Empty: no key is asked for."""
     cors_origins: tuple[str, ...] = ()
-    """Origins of web pages that may call the server; ``*`` = all.  Empty: none."""
+    """Origins of web pages that may call the server; ``*`` = all, ``localhost`` = pages of this machine.
+    Empty: none."""
     limits: Limits = field(default_factory=Limits)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """What a request that does not say gets."""
     max_tokens: int | None = None
-    """Upper bound of generated tokens for requests that give none; None = until the context is full."""
+    """Most tokens of an answer whose request gives no limit; None = until the context is full."""
     keepalive_s: float = 10.0
     """A stream that has been silent this long sends an event without content."""
     drain_s: float = 5.0
@@ -53,6 +54,8 @@ class ServerSettings:
     normalise_noise: bool = True
     """Fix per-request nonces that clients put at the head of a system message (see ``chat/noise.py``)."""
     reasoning_format: str = "auto"
+    thinking: bool | None = None
+    """Whether models think before they answer, for requests that do not say; None = as the template does."""
     slots_endpoint: bool = True
     metrics_endpoint: bool = True
     model_path: str = ""

@@ -40,10 +40,9 @@ def assert_one_clear_line(done: subprocess.CompletedProcess[str], *words: str) -
 def test_every_flag_is_there() -> None:
     command = typer.main.get_command(app)
     names = {name for p in command.commands["serve"].params for name in p.opts}  # type: ignore[attr-defined]
-    flags = (
-        "--host --port --ctx-size -c --sessions -j --threads --batch-size --ubatch-size --n-gpu-layers --cache-type-k"
-    )
-    flags += " --cache-type-v --seed --alias --no-cache --cache-ram-bytes --cache-log --api-key --swa-full --chat-template-file"
+    flags = "--host --port --ctx-size -c --sessions -j --threads --batch-size --ubatch-size --n-gpu-layers"
+    flags += " --cache-type-k --cache-type-v --seed --alias --no-cache --cache-ram-bytes --cache-log --api-key"
+    flags += " --swa-full --chat-template-file"
     assert set(flags.split()) <= names
 
 

@@ -53,9 +53,9 @@ class PreparedChat:
     rendered: Rendered
 
 
-def thinking_of(ask: ChatAsk) -> bool:
+def thinking_of(ask: ChatAsk, default: bool | None) -> bool:
     """A template's ``enable_thinking`` wins, since clients of llama-server set it there."""
-    value = ask.template_kwargs.get("enable_thinking", ask.thinking)
+    value = ask.template_kwargs.get("enable_thinking", default if ask.thinking is None else ask.thinking)
     if value is not None and not isinstance(value, bool):
         raise bad("chat_template_kwargs.enable_thinking", "must be true or false")
     return value is not False
@@ -92,7 +92,7 @@ def chat_input(ask: ChatAsk, state: State) -> ChatInput:
         json_schema=ask.json_schema,
         grammar=ask.body.grammar or "",
         reasoning_format=ask.reasoning_format,
-        enable_thinking=thinking_of(ask),
+        enable_thinking=thinking_of(ask, state.settings.thinking),
         template_kwargs=ask.template_kwargs,
         continue_final=ask.continue_final,
         now=state.clock.for_messages(ask.messages),

@@ -1,4 +1,4 @@
-"""GET /v1/cache and /v1/cache/events: what the cache holds, and why.
+"""GET /v1/cache, /v1/cache/check and /v1/cache/events: what the cache holds, and why.
 
 Events carry numbers, reasons and boundaries; never text or token ids.
 """
@@ -27,6 +27,13 @@ async def cache(state: StateDep) -> Response:
     """Budgets, checkpoints, chunks and tiers."""
     status = await run_in_threadpool(state.engine.cache_status)
     return JsonResponse({"object": "cache", "model": state.engine.model_id, **status})
+
+
+@router.get("/v1/cache/check", response_model=None)
+async def check(state: StateDep) -> Response:
+    """Recount every reference and byte; ``problems`` is empty unless the cache is broken."""
+    problems = await run_in_threadpool(state.engine.check)
+    return JsonResponse({"object": "cache.check", "ok": not problems, "problems": problems})
 
 
 Since = Annotated[int, Query(ge=0, description="Only events with a larger sequence number.")]
