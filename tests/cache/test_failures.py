@@ -10,7 +10,17 @@ from gufo_gguf.backend.fake import FailNth
 from gufo_gguf.cache import manager as manager_module
 from gufo_gguf.cache.events import EventKind
 from gufo_gguf.cache.ledger import Reservation, Shortfall
-from gufo_gguf.cache.types import CapturePoint, CaptureRefused, CaptureTicket, Lease, Origin, ReuseSource, Tokens
+from gufo_gguf.cache.types import (
+    CapturePoint,
+    CaptureRefused,
+    CaptureTicket,
+    FromBuffer,
+    FromSlot,
+    Lease,
+    Origin,
+    ReuseSource,
+    Tokens,
+)
 from gufo_gguf.core.errors import BackendError
 from tests.cache.rig import Rig, Run, join, state_of, text
 
@@ -286,3 +296,51 @@ def test_without_a_ram_tier_live_frontiers_still_continue() -> None:
     run = rig.ask(join(text(100, 1), text(5, 2), text(30, 3)))
     assert (run.admission.source, run.admission.n_reused, run.captured) == (ReuseSource.LIVE, 105, [])
     rig.verify(run.slot)
+
+
+def test_the_source_of_a_restore_fails_meanwhile() -> None:
+    """Rows read out of another slot, which turns out to be in doubt before the restore is done."""
+    rig = Rig(n_ctx=512, n_slots=2, grid_max=0, learned_min=100)
+    a = text(200, 1)
+    rig.ask(a)
+    live = rig.start(rig.view(join(a, text(20, 2))))
+    assert live is not None and live.slot == 0
+    got = rig.acquire(rig.view(join(a, text(20, 3))))
+    assert got is not None
+    plan = got[2].restore
+    assert plan is not None and {p.source.slot for p in plan.pieces if isinstance(p.source, FromSlot)} == {0}
+    gone = rig.manager.fail_slot(live.admission.lease, "in_doubt")
+    assert plan.checkpoint in gone
+    rig.settle()
+    named = {p.source.buffer for p in plan.pieces if isinstance(p.source, FromBuffer)} | {plan.private}
+    assert named <= rig.pool.keys(), "what the plan names lives until the plan has ended"
+    assert not rig.manager.ready(got[2])
+    rig.backend.abort_restore(1)
+    rig.settle()
+    assert not named & rig.pool.keys()
+    assert rig.manager.tables.slots[1].n_tokens == 0
+    assert rig.manager.tables.slots.leased(got[2].lease) is not None, "the request goes cold in the same lease"
+    assert rig.manager.lookup(rig.view(join(a, text(20, 4)))).best is None
+
+
+def test_a_checkpoint_evicted_while_its_rows_are_being_preserved() -> None:
+    rig = Rig(n_ctx=512, n_slots=2, grid_max=0)
+    rig.ask(text(200, 1))
+    second = rig.acquire(rig.view(text(100, 2)))
+    first = rig.acquire(rig.view(text(90, 3)))
+    assert first is not None and second is not None
+    assert (first[2].lease.slot, len(first[2].preserve)) == (0, 12)
+    table = rig.manager.tables.checkpoints
+    for checkpoint in table.all():
+        table.remove(checkpoint.id, "test")
+    rig.settle()
+    rig.preserve(first[2].preserve)
+    rig.manager.preserved(first[2].lease, first[2].preserve)
+    rig.settle()
+    for each in (first, second):
+        run = rig.carry_out(*each)
+        while not run.prefilled:
+            rig.prefill(run)
+        rig.finish(run)
+        rig.verify(run.slot)
+    assert all(c.refs > 0 for c in rig.manager.tables.chunks.all())
