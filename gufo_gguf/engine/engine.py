@@ -347,7 +347,18 @@ class Engine:
         if path is None:
             return ()
         try:
-            file = self._log_file = path.open("a", encoding="utf-8", buffering=1)
+            file = self._log_file = _open_log(path)
         except OSError as error:
             raise ConfigError(f"--cache-log {path}: {error.strerror}; choose a writable file") from error
         return (lambda event: file.write(encode(event) + "\n"),)  # type: ignore[func-returns-value]
+
+
+def _open_log(path: Path) -> IO[str]:
+    """For appending, on a line of its own: a line that a crash cut must not swallow the next one."""
+    file = path.open("a", encoding="utf-8", buffering=1)
+    if file.tell():
+        with path.open("rb") as old:
+            old.seek(-1, 2)
+            if old.read(1) != b"\n":
+                file.write("\n")
+    return file

@@ -222,6 +222,7 @@ class StandinEngine:
     """Fractions of the prompt reported as processed: cached part first, in (numerator, denominator)."""
     requests: list[GenerateRequest] = field(default_factory=list)
     streams: list[StandinStream] = field(default_factory=list)
+    problems: Sequence[str] = ()
     closed: bool = False
 
     def __post_init__(self) -> None:
@@ -322,6 +323,9 @@ class StandinEngine:
 
     def cache_events(self, since: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         return [{"seq": i, "kind": "admitted"} for i in range(since + 1, min(since + limit, 5) + 1)]
+
+    def check(self) -> list[str]:
+        return list(self.problems)
 
     def slots(self) -> list[dict[str, Any]]:
         return [{"id": i, "n_ctx": self.n_ctx, "is_processing": False, "n_tokens": 0} for i in range(2)]

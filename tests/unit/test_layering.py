@@ -27,6 +27,9 @@ SERVER_MAY_NAME = (
     *(f"backend.message_parser.{name}" for name in ("ChatMessage", "MessageDelta")),
 )
 
+# Decision logs are read without an engine.
+CLI_MAY_READ = ("cache.types", "cache.events", "cache.replay")
+
 # Package -> what it may import of ours, besides itself.  "" is gufo_gguf/__init__.py and its neighbours.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "core": (),
@@ -38,7 +41,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine": ("core", "cache", "store", "backend"),
     # Of the backend the server knows values alone, never a context or a handle.
     "server": ("core", "engine", "cache.types", "backend.base.BackendInfo", *SERVER_MAY_NAME),
-    "cli": ("core", "engine", "server", "models", "store", "backend", "cache.types"),
+    "cli": ("core", "engine", "server", "models", "store", "backend", *CLI_MAY_READ),
     "": ("core", "engine"),
 }
 

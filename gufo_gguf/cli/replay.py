@@ -1,0 +1,114 @@
+"""``gufo cache replay``: what was retained at a moment, and why a boundary was or was not there.
+
+A log is appended to, so one file may hold several runs of a server, each counting from 1; a line
+that a crash cut off ends a run.  One run is replayed, the last by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gufo_gguf.cache.events import CacheEvent, decode
+from gufo_gguf.cache.replay import Replay
+from gufo_gguf.cli.sizes import show_bytes
+from gufo_gguf.core.errors import ConfigError
+
+
+def replay(
+    file: Annotated[Path, typer.Argument(help="A log that --cache-log wrote.")],
+    seq: Annotated[int | None, typer.Option(min=0, help="Right after this event; the last by default.")] = None,
+    why: Annotated[int | None, typer.Option(metavar="BOUNDARY", help="Explain this restore point (tokens).")] = None,
+    checkpoint: Annotated[int | None, typer.Option(help="Any checkpoint of the conversation in question.")] = None,
+    run: Annotated[int | None, typer.Option(help="Which run of the server; the last by default.")] = None,
+) -> None:
+    """Rebuild the retained set from a decision log; status 1 when the log contradicts itself."""
+    if checkpoint is not None and why is None:
+        raise ConfigError("--checkpoint says which conversation --why is about; give --why BOUNDARY too")
+    try:
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            runs, bad = split_runs(lines)
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror or error}") from error
+    for number, problem in bad:
+        typer.echo(f"{file}, line {number}: {problem}", err=True)
+    if not runs:
+        raise ConfigError(f"{file} holds no events")
+    if run is not None and not 1 <= run <= len(runs):
+        raise ConfigError(f"--run {run}: {file} holds runs 1 to {len(runs)}")
+    chosen = len(runs) if run is None else run
+    log = Replay(runs[chosen - 1])
+    if len(runs) > 1:
+        typer.echo(f"run {chosen} of {len(runs)}")
+    if why is not None:
+        explanation = log.explain(why, checkpoint=checkpoint, seq=seq)
+        typer.echo(str(explanation))
+        for event in explanation.events:
+            typer.echo(f"  {_line(event)}")
+    else:
+        _show(log, seq)
+    for fault in log.faults:
+        typer.echo(f"the log contradicts itself: {fault}")
+    if log.faults:
+        raise typer.Exit(1)
+
+
+def split_runs(lines: Iterable[str]) -> tuple[list[list[CacheEvent]], list[tuple[int, str]]]:
+    """Events of each run, and (number, problem) of every line that is none."""
+    runs: list[list[CacheEvent]] = []
+    bad: list[tuple[int, str]] = []
+    broken = True
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            event = decode(line)
+        except ValueError as error:
+            bad.append((number, str(error)))
+            broken = True
+            continue
+        if broken or event.seq <= runs[-1][-1].seq:
+            runs.append([])
+        broken = False
+        runs[-1].append(event)
+    return runs, bad
+
+
+def _show(log: Replay, seq: int | None) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("checkpoint", "tokens", "origin", "parent", "bytes", "admitted", "last use", "uses"):
+        table.add_column(name, justify="left" if name == "origin" else "right", no_wrap=True)
+    retained = log.retained(seq)
+    for r in sorted(retained.values(), key=lambda r: r.checkpoint):
+        parent = "" if r.parent is None else str(r.parent)
+        used = str(r.last_use_seq)
+        table.add_row(
+            str(r.checkpoint), f"{r.boundary:,}", str(r.origin or "?"), parent, show_bytes(r.n_bytes),
+            str(r.admitted_seq), used, str(r.uses),
+        )  # fmt: skip
+    if retained:
+        Console().print(table)
+    at = log.last_seq if seq is None else seq
+    typer.echo(
+        f"after event {at} of {log.last_seq}: {len(retained)} checkpoints, {show_bytes(log.total_bytes(seq))} unique"
+        + ("; the log's beginning is missing" if not log.whole else "")
+        + ("; a broken invariant latched the cache off" if log.latched else "")
+    )
+
+
+def _line(event: CacheEvent) -> str:
+    words = [f"{event.seq}: {event.kind} at {event.boundary:,}"]
+    if event.checkpoint is not None:
+        words.append(f"checkpoint {event.checkpoint}")
+    if event.n_bytes:
+        words.append(show_bytes(event.n_bytes))
+    if event.reason:
+        words.append(event.reason)
+    return ", ".join(words)
