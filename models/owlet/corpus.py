@@ -142,9 +142,8 @@ def build(target: Path = CORPUS) -> None:
         licence = STDLIB_LICENCE if source == "python" else SOURCES[source][0]
         version = sys.version.split()[0] if source == "python" else importlib.metadata.version(source)
         print(f"| {source} | {version} | {licence} | {n_bytes / 1e6:.2f} MB |")
-    print(
-        f"{sum(sizes.values()) / 1e6:.1f} MB of text, {n_functions} functions; {target.stat().st_size / 1e6:.1f} MB packed"
-    )
+    packed = target.stat().st_size / 1e6
+    print(f"{sum(sizes.values()) / 1e6:.1f} MB of text, {n_functions} functions; {packed:.1f} MB packed")
 
 
 def load(path: Path = CORPUS) -> tuple[list[str], list[dict[str, Any]]]:

@@ -148,8 +148,9 @@ def test_weights_survive_their_files(tmp_path: Path) -> None:
 
 # -- against llama.cpp ---------------------------------------------------------------------------
 
-TOLERANCE_F32, TOLERANCE_F16 = 0.02, 0.5
-"""Largest difference of a logit; their standard deviation is 1.2.  Random weights with gains above
+TOLERANCE_F32, TOLERANCE_F16 = 0.05, 0.6
+TYPICAL_F32, TYPICAL_F16 = 0.003, 0.2
+"""Largest difference of a logit, anywhere and in half of the places; their standard deviation is 1.2.  Random weights with gains above
 one amplify the last bit of float32 about a thousandfold, and the f16 file's activations, which
 llama.cpp rounds to f16 before each product, now and then send a token to another expert."""
 PIECES = (1, 2, 1, 60, 3, 1, 60, 64, 64, 64, 100, 100)
@@ -191,11 +192,14 @@ def test_logits_are_llama_cpps(tmp_path: Path) -> None:
     arrays = weights.read_gguf(f16)
     export.write_gguf(f32, TINY, arrays, lambda w: recipe._add_tokenizer(w, TINY.n_vocab), export.F32)
     expected = _reference_logits(f16, tokens)
-    for path, cache_type, tolerance in ((f32, "f32", TOLERANCE_F32), (f16, "f16", TOLERANCE_F16)):
-        for n, logits in _llama_logits(path, tokens, cache_type).items():
-            difference = float(np.abs(logits - expected[n - 1]).max())
-            assert difference < tolerance, f"{path.name}, {n} tokens: logits differ by {difference}"
-        assert np.argmax(logits) == np.argmax(expected[-1])
+    for path, cache_type, largest, typical in (
+        (f32, "f32", TOLERANCE_F32, TYPICAL_F32),
+        (f16, "f16", TOLERANCE_F16, TYPICAL_F16),
+    ):
+        found = _llama_logits(path, tokens, cache_type)
+        differences = {n: float(np.abs(logits - expected[n - 1]).max()) for n, logits in found.items()}
+        assert max(differences.values()) < largest, differences
+        assert float(np.median(list(differences.values()))) < typical, differences
 
 
 @pytest.mark.native
@@ -213,5 +217,6 @@ def test_the_tokenizer_is_llama_cpps(tmp_path: Path) -> None:
         json.dumps({"path": "/srv/drounast/x.py", "n": [1, 2.5, None]}),
     )
     with LlamaBackend(path, LlamaOptions(n_ctx=256, n_threads=1)) as backend:
+        vocab = backend.vocab()
         for text in texts:
-            assert list(backend.vocab.tokenize(text, special=True)) == tokenizer.load().encode(text).ids
+            assert vocab.tokenize(text, add_special=False, parse_special=True) == tokenizer.load().encode(text).ids
