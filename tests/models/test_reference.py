@@ -150,9 +150,10 @@ def test_weights_survive_their_files(tmp_path: Path) -> None:
 
 TOLERANCE_F32, TOLERANCE_F16 = 0.05, 0.6
 TYPICAL_F32, TYPICAL_F16 = 0.003, 0.2
-"""Largest difference of a logit, anywhere and in half of the places; their standard deviation is 1.2.  Random weights with gains above
-one amplify the last bit of float32 about a thousandfold, and the f16 file's activations, which
-llama.cpp rounds to f16 before each product, now and then send a token to another expert."""
+"""Largest difference of a logit, anywhere and in half of the places; their standard deviation is 1.2.
+Random weights with gains above one amplify the last bit of float32 about a thousandfold, and the f16
+file's activations, which llama.cpp rounds to f16 before each product, now and then send a token to
+another expert."""
 PIECES = (1, 2, 1, 60, 3, 1, 60, 64, 64, 64, 100, 100)
 """Tokens per call: ends before, at and after blocks of 4, the selection's 67 and passes of 64."""
 
