@@ -319,6 +319,16 @@ class LlamaBackend:
         native.check(self._lib.gufo_metadata(self._state, slot, native.pointer(out), out.nbytes, c.byref(n)))
         return out.tobytes()
 
+    @property
+    def pinned(self) -> bool:
+        """Does ``alloc`` give memory pinned for a device?"""
+        handle = self._lib.gufo_host_alloc(self._state, 4096)
+        try:
+            return bool(handle) and bool(self._lib.gufo_host_is_pinned(handle))
+        finally:
+            if handle:
+                self._lib.gufo_host_free(handle)
+
     def alloc(self, n_bytes: int) -> Bytes:
         assert self._state is not None
         return native.host_array(self._state, n_bytes)

@@ -46,6 +46,7 @@ log = logging.getLogger("gufo.engine")
 
 _SPILL_ROWS = 256
 _PREPARE_STEP = 128 << 20
+_PINNED_FIRST = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,10 @@ class Engine:
         self._quiet = threading.Event()
         self._owner = Owner(self._step, self._idle_step, self._scheduler.fail_all)
         self._disk = self._open_disk() if enabled and options.cache_disk is not None else None
+        if backend.pinned:  # pinning stalls a device: the first 2 GiB before it works, then in steps
+            first = min(_PINNED_FIRST, self.ram_bytes // 2)
+            while self._pool.held_bytes < first and self._prepare(first // max(1, shape.chunk_bytes)):
+                pass
         self._owner.start()
 
     @classmethod
@@ -261,10 +266,14 @@ class Engine:
         self._quiet.set()
         if self._executor.spill(_SPILL_ROWS) or self._executor.prepare_write(_SPILL_ROWS):
             return True
+        return self._prepare(self._manager.stats().chunks_borrowed)
+
+    def _prepare(self, n_chunks: int) -> bool:
+        """Have memory ready for what is lent by slots now, and for a few captures more."""
         shape = self._shape
         if self.ram_bytes == 0:
             return False
-        spare = {shape.private_bytes: 2, shape.chunk_bytes: 4}
+        spare = {shape.private_bytes: 2, shape.chunk_bytes: n_chunks + 4}
         return self._pool.prepare({n: k for n, k in spare.items() if n > 0}, _PREPARE_STEP) > 0
 
     def _cache_status(self) -> dict[str, Any]:

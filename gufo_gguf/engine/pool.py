@@ -11,7 +11,7 @@ Rejected: one arena of the whole budget at start (pins memory nobody may need) a
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
 from gufo_gguf.backend.base import Bytes
@@ -35,7 +35,6 @@ class BufferPool:
         self._budget = budget_bytes
         self._used: dict[BufferId, Bytes] = {}
         self._spare: dict[int, list[Bytes]] = defaultdict(list)
-        self._seen: Counter[int] = Counter()
         self.held_bytes = 0
         self.peak_bytes = 0
 
@@ -56,19 +55,20 @@ class BufferPool:
     def prepare(self, sizes: Mapping[int, int], step_bytes: int) -> int:
         """Have ``count`` spare buffers of each size ready, allocating at most step_bytes now.
 
+        Buffers made together lie side by side, so that a restore can move a run of them in one copy.
         Returns the bytes allocated; 0 = all ready (or the budget is held already).
         """
-        done = 0
         for n_bytes, count in sizes.items():
             size = rounded(n_bytes)
-            while len(self._spare[size]) < count and done + size <= max(step_bytes, size):
-                if self.held_bytes + size > self._budget:
-                    return done
-                memory = self._new(size)
-                memory[:: 4096] = 0  # first touch here, not in the middle of a capture
-                self._spare[size].append(memory)
-                done += size
-        return done
+            room = min(max(step_bytes, size), self._budget - self.held_bytes)
+            n = min(count - len(self._spare[size]), room // size)
+            if n > 0:
+                slab = self._new(n * size)
+                slab[::4096] = 0  # first touch here, not in the middle of a capture
+                # the last one goes out first: hand them out in ascending order
+                self._spare[size] += [slab[i * size : (i + 1) * size] for i in reversed(range(n))]
+                return n * size
+        return 0
 
     def used(self) -> frozenset[BufferId]:
         """Ids whose memory is in use; for checks."""
