@@ -227,6 +227,8 @@ class Rig:
             if ticket.logits is not None:
                 self.buffer(ticket.logits)[:] = self.backend.logits(run.slot).view(np.uint8)
         except BackendError as error:
+            if not self.tolerant:
+                raise
             self.manager.abandon_capture(ticket, type(error).__name__)
         else:
             if self.manager.commit_capture(ticket):
