@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import itemgetter
 
 from gufo_gguf.store.fs import FileSystem
-from gufo_gguf.store.layout import FileClass, Layout, is_ours, ours
+from gufo_gguf.store.layout import FileClass, Layout, is_ours, keys_of
 from gufo_gguf.store.manifest import Manifest
 from gufo_gguf.store.parts import chunk_part, private_parts
 from gufo_gguf.store.reader import verify_part
@@ -58,7 +57,7 @@ def check_store(
     parts: dict[tuple[str, str, int], Part] = {}
     needed_by: dict[tuple[str, str], list[str]] = {}
     n_checkpoints = 0
-    for key, entry in sorted(ours(fs.entries(layout.manifests), FileClass.MANIFEST), key=itemgetter(0)):
+    for key in keys_of(fs.names(layout.manifests), FileClass.MANIFEST):
         found = read_manifest(fs, layout, key)
         if found is None:
             continue
@@ -70,7 +69,11 @@ def check_store(
         for part in _parts_of(layout, found):
             same = parts.setdefault((part.folder, part.name, part.offset), part)
             if same.checksum != part.checksum or same.file_bytes != part.file_bytes:
-                damage.append(Damage(layout.manifests, entry.name, DamageReason.FORMAT, f"contradicts on {part.name}"))
+                damage.append(
+                    Damage(
+                        layout.manifests, key + FileClass.MANIFEST, DamageReason.FORMAT, f"contradicts on {part.name}"
+                    )
+                )
                 lost.add(key)
             needed_by.setdefault((part.folder, part.name), []).append(key)
             unlisted.pop((part.folder, part.name), None)
@@ -99,5 +102,5 @@ def _parts_of(layout: Layout, m: Manifest) -> list[Part]:
 def _gone_meanwhile(fs: FileSystem, layout: Layout, keys: list[str], bad: Damage) -> bool:
     if bad.reason is not DamageReason.MISSING:
         return False
-    left = {e.name for e in fs.entries(layout.manifests)}
+    left = set(fs.names(layout.manifests))
     return not any(key + FileClass.MANIFEST in left for key in keys)

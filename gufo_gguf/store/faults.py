@@ -87,11 +87,16 @@ class FaultyFS:
             raise self._error(folder)
         return self.inner.entries(folder)
 
-    def read_file(self, folder: str, name: str, max_bytes: int) -> bytes:
+    def names(self, folder: str) -> list[str]:
+        if self._mode("names") is not None:
+            raise self._error(folder)
+        return self.inner.names(folder)
+
+    def read_file(self, folder: str, name: str, max_bytes: int) -> tuple[bytes, int]:
         mode = self._mode("read_file")
         if mode is Mode.SHORT:
-            data = self.inner.read_file(folder, name, max_bytes)
-            return data[: max(1, len(data) // 2)]
+            data, disk_bytes = self.inner.read_file(folder, name, max_bytes)
+            return data[: max(1, len(data) // 2)], disk_bytes
         if mode is not None:
             raise self._error(name)
         return self.inner.read_file(folder, name, max_bytes)

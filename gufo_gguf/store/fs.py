@@ -1,4 +1,4 @@
-"""The one door to the file system: a protocol of fifteen calls and its POSIX implementation.
+"""The one door to the file system: a protocol of sixteen calls and its POSIX implementation.
 
 Everything the store does goes through ``FileSystem``, so that a test can put a simulated disk in its
 place and cut the power between any two calls.  Files are named by (folder, name): a folder is a
@@ -45,6 +45,12 @@ class Entry(NamedTuple):
     """Blocks really taken, in bytes: what a budget counts."""
 
 
+_OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+"""O_NONBLOCK: a FIFO planted under a chunk's name must be refused, not waited for."""
+
+NOT_A_FILE = (errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO)
+"""What ``open`` says of a link, a folder, a FIFO or a socket."""
+
 _KINDS = {
     stat_bits.S_IFREG: FileKind.FILE,
     stat_bits.S_IFDIR: FileKind.FOLDER,
@@ -74,8 +80,15 @@ class FileSystem(Protocol):
 
     def entries(self, folder: str) -> list[Entry]: ...
 
-    def read_file(self, folder: str, name: str, max_bytes: int) -> bytes:
-        """A whole small file, at most max_bytes + 1 of it; opened as by ``open``.  May be short of its end."""
+    def names(self, folder: str) -> list[str]:
+        """All names in a folder, without looking at what they are."""
+        ...
+
+    def read_file(self, folder: str, name: str, max_bytes: int) -> tuple[bytes, int]:
+        """A whole small file, at most max_bytes + 1 of it, and the bytes of its blocks.
+
+        Opened as by ``open``; the bytes may be short of its end, like those of any ``read``.
+        """
         ...
 
     def create(self, folder: str, name: str) -> int:
@@ -233,11 +246,17 @@ class PosixFileSystem:
                 found.append(Entry(entry.name, kind, info.st_size, info.st_blocks * 512))
         return found
 
-    def read_file(self, folder: str, name: str, max_bytes: int) -> bytes:
-        fd = self.open(folder, name)
+    def names(self, folder: str) -> list[str]:
+        return os.listdir(self._folder(folder))
+
+    def read_file(self, folder: str, name: str, max_bytes: int) -> tuple[bytes, int]:
+        fd = os.open(name, _OPEN_FLAGS, dir_fd=self._folder(folder))
         try:
+            info = os.fstat(fd)
+            if not stat_bits.S_ISREG(info.st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", name)
             # One byte more than its size: a file that grew shows as longer than it says it is.
-            return os.read(fd, min(os.fstat(fd).st_size, max_bytes) + 1)
+            return os.read(fd, min(info.st_size, max_bytes) + 1), info.st_blocks * 512
         finally:
             os.close(fd)
 
@@ -246,8 +265,7 @@ class PosixFileSystem:
         return os.open(name, flags, 0o600, dir_fd=self._folder(folder))
 
     def open(self, folder: str, name: str) -> int:
-        # O_NONBLOCK: a FIFO planted under a chunk's name must be refused, not waited for.
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._folder(folder))
+        fd = os.open(name, _OPEN_FLAGS, dir_fd=self._folder(folder))
         if not stat_bits.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise OSError(errno.EINVAL, "not a regular file", name)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from gufo_gguf.core.errors import StoreError
@@ -139,6 +139,11 @@ class Layout:
 def is_ours(entry: Entry, suffixes: tuple[str, ...] = _SUFFIXES) -> bool:
     """A regular file with a name of our form; everything else is foreign and stays untouched."""
     return entry.kind is FileKind.FILE and any(key_of(entry.name, suffix) for suffix in suffixes)
+
+
+def keys_of(names: Iterable[str], suffix: str) -> list[str]:
+    """The keys among these names, in order; foreign names are left out."""
+    return sorted(name[:32] for name in names if name[32:] == suffix and _KEY.fullmatch(name, 0, 32))
 
 
 def ours(entries: list[Entry], suffix: str) -> list[tuple[str, Entry]]:

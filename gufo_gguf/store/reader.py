@@ -30,7 +30,7 @@ from types import TracebackType
 
 import xxhash
 
-from gufo_gguf.store.fs import FileSystem, close_quietly, read_all
+from gufo_gguf.store.fs import NOT_A_FILE, FileSystem, close_quietly, read_all
 from gufo_gguf.store.types import Damage, DamageReason, Part
 
 READ_BYTES = 512 << 10
@@ -298,7 +298,7 @@ def refused(folder: str, name: str, e: OSError) -> Damage:
     """The damage behind an OSError of opening or reading a file."""
     if isinstance(e, FileNotFoundError):
         return Damage(folder, name, DamageReason.MISSING)
-    if e.errno in (errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO):
+    if e.errno in NOT_A_FILE:
         return Damage(folder, name, DamageReason.NOT_A_FILE, permanent=False)
     # A bad sector stays bad; a permission or a lack of descriptors does not.
     return Damage(folder, name, DamageReason.UNREADABLE, e.strerror or str(e), permanent=e.errno == errno.EIO)

@@ -17,13 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import itemgetter
 
 from gufo_gguf.cache.types import Tokens
 from gufo_gguf.core.errors import StoreError
 from gufo_gguf.store.catalogue import Catalogue, DiskRecord
-from gufo_gguf.store.fs import FileSystem, close_quietly, read_all, remove_quietly
-from gufo_gguf.store.layout import FileClass, Layout, is_ours, ours
+from gufo_gguf.store.fs import NOT_A_FILE, FileSystem, close_quietly, read_all, remove_quietly
+from gufo_gguf.store.layout import FileClass, Layout, is_ours, keys_of, ours
 from gufo_gguf.store.manifest import MAX_BYTES, Manifest, ManifestError, NewerFormat, decode, manifest_bytes
 from gufo_gguf.store.types import Damage, DamageReason
 
@@ -51,19 +50,19 @@ def scan(fs: FileSystem, layout: Layout, catalogue: Catalogue) -> Iterator[Loade
         catalogue.found_debris(folder, entry.name, entry.disk_bytes)
     fs.sync_folder(layout.manifests)
     unreadable = False
-    for key, entry in sorted(ours(fs.entries(layout.manifests), FileClass.MANIFEST), key=itemgetter(0)):
-        found = read_manifest(fs, layout, key)
+    for key in keys_of(fs.names(layout.manifests), FileClass.MANIFEST):
+        found, disk_bytes = _read_sized(fs, layout, key)
         if isinstance(found, Manifest):
-            admitted = catalogue.admit(found, entry.disk_bytes)
+            admitted = catalogue.admit(found, disk_bytes)
             if isinstance(admitted, DiskRecord):
                 yield Loaded(admitted, found.meta.tokens)
                 continue
             folder = layout.folder_of(admitted.suffix)
-            found = Damage(folder, admitted.key + admitted.suffix, admitted.reason, f"needed by {entry.name}")
+            found = Damage(folder, admitted.key + admitted.suffix, admitted.reason, f"needed by {key}.manifest")
         if found is None:
             continue
         if found.permanent:
-            catalogue.found_debris(layout.manifests, entry.name, entry.disk_bytes)
+            catalogue.found_debris(layout.manifests, key + FileClass.MANIFEST, disk_bytes)
         else:
             unreadable = True
         yield found
@@ -72,39 +71,49 @@ def scan(fs: FileSystem, layout: Layout, catalogue: Catalogue) -> Iterator[Loade
 
 
 def read_manifest(fs: FileSystem, layout: Layout, key: str) -> Manifest | Damage | None:
-    """Read and parse one manifest; None when it has gone since it was listed."""
+    """Read and parse one manifest.
+
+    None when it has gone since it was listed, or is no file at all (then it is none of ours).
+    """
+    return _read_sized(fs, layout, key)[0]
+
+
+def _read_sized(fs: FileSystem, layout: Layout, key: str) -> tuple[Manifest | Damage | None, int]:
+    """A manifest and the bytes of its blocks."""
     name = key + FileClass.MANIFEST
     try:
-        data = _read_whole(fs, layout.manifests, name)
+        data, disk_bytes = _read_whole(fs, layout.manifests, name)
     except FileNotFoundError:
-        return None
+        return None, 0
     except OSError as e:
-        return Damage(layout.manifests, name, DamageReason.UNREADABLE, e.strerror or str(e), permanent=False)
+        if e.errno in NOT_A_FILE:
+            return None, 0
+        return Damage(layout.manifests, name, DamageReason.UNREADABLE, e.strerror or str(e), permanent=False), 0
     try:
-        return decode(data, key)
+        return decode(data, key), disk_bytes
     except NewerFormat as e:
         raise StoreError(
             f"the cache folder {fs.root} holds checkpoints of a later release ({e}); it is left alone: "
             f"use that release or another folder"
         ) from e
     except ManifestError as e:
-        return Damage(layout.manifests, name, DamageReason.FORMAT, str(e))
+        return Damage(layout.manifests, name, DamageReason.FORMAT, str(e)), disk_bytes
 
 
-def _read_whole(fs: FileSystem, folder: str, name: str) -> bytes:
-    """The file's bytes; the longer way when one read did not bring what the header announces."""
+def _read_whole(fs: FileSystem, folder: str, name: str) -> tuple[bytes, int]:
+    """The file's bytes and blocks; the longer way when one read did not bring what the header announces."""
     try:
-        data = fs.read_file(folder, name, MAX_BYTES)
-        n_bytes = manifest_bytes(data)
-        if n_bytes is not None and len(data) >= n_bytes:
-            return data
+        data, disk_bytes = fs.read_file(folder, name, MAX_BYTES)
+        due = manifest_bytes(data)
+        if due is not None and len(data) >= due:
+            return data, disk_bytes
     except InterruptedError:
         pass
     handle = fs.open(folder, name)
     try:
-        n_bytes, _ = fs.size(handle)
+        n_bytes, disk_bytes = fs.size(handle)
         view = memoryview(bytearray(min(n_bytes, MAX_BYTES) + 1))
-        return bytes(view[: read_all(fs, handle, view, 0)])
+        return bytes(view[: read_all(fs, handle, view, 0)]), disk_bytes
     finally:
         close_quietly(fs, handle)
 

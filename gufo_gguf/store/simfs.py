@@ -124,11 +124,15 @@ class SimFS:
                 found.append(Entry(name, FileKind.FILE, n, self._blocks(n)))
         return found
 
-    def read_file(self, folder: str, name: str, max_bytes: int) -> bytes:
+    def names(self, folder: str) -> list[str]:
+        return list(self._at(folder).live)
+
+    def read_file(self, folder: str, name: str, max_bytes: int) -> tuple[bytes, int]:
         handle = self.open(folder, name)
         try:
-            out = bytearray(min(self.size(handle)[0], max_bytes) + 1)
-            return bytes(out[: self.read(handle, memoryview(out), 0)])
+            n_bytes, disk_bytes = self.size(handle)
+            out = bytearray(min(n_bytes, max_bytes) + 1)
+            return bytes(out[: self.read(handle, memoryview(out), 0)]), disk_bytes
         finally:
             self.close(handle)
 

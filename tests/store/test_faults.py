@@ -148,7 +148,7 @@ def test_an_interrupted_read_or_write_goes_on() -> None:
             assert fs.fired
 
 
-@pytest.mark.parametrize("call", ["make_folder", "entries", "read_file", "close", "sync_folder", "lock"])
+@pytest.mark.parametrize("call", ["make_folder", "entries", "names", "read_file", "close", "sync_folder", "lock"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EROFS])
 def test_every_call_of_a_start_fails_once(call: str, number: int) -> None:
     sim = SimFS()
