@@ -24,7 +24,7 @@ from gufo_gguf.cli.client import Client
 from gufo_gguf.cli.replay import replay
 from gufo_gguf.cli.sizes import show_age, show_bytes
 from gufo_gguf.core.errors import ConfigError
-from gufo_gguf.store.browse import Shelf, browse, open_for_reading, remove
+from gufo_gguf.store.browse import Shelf, browse, holder, open_for_reading, remove
 from gufo_gguf.store.check import check_store
 from gufo_gguf.store.types import Damage
 
@@ -69,12 +69,13 @@ def ls(cache_disk: _Disk, as_json: _Json = False) -> None:
     for key, damage in shelf.damaged:
         table.add_row(short[key], "?", "?", "?", "?", "?", "?", f"[red]{damage.reason}[/]")
     _print(table if table.row_count else "no checkpoints")
+    pid = holder(str(cache_disk))
     usage = shelf.usage
     loose = sum(f.disk_bytes for f in (shelf.catalogue.file(key) for key, _ in shelf.catalogue.loose()) if f)
+    unlisted = loose + usage.debris_bytes
     text = f"{len(rows)} checkpoints in {usage.n_files} files, {show_bytes(usage.used_bytes)} on disk"
-    _print(
-        text + (f", {show_bytes(loose + usage.debris_bytes)} of them unlisted" if loose + usage.debris_bytes else "")
-    )
+    text += f", {show_bytes(unlisted)} of them listed by no manifest" if unlisted else ""
+    _print(text + (f"; in use by process {_plain(pid)}" if pid else ""))
 
 
 @cache_app.command()

@@ -39,3 +39,22 @@ def automatic_ram_bytes(mapped_model_bytes: int = 0, *, available: int | None = 
     if limit is not None:
         free = min(free, limit)
     return min(max(0, free - mapped_model_bytes) // 2, AUTOMATIC_MAX)
+
+
+def conversations_that_fit(
+    budget_bytes: int,
+    n_tokens: int,
+    row_bytes: int,
+    private_bytes: int,
+    *,
+    max_checkpoints: int | None = None,
+    own_bytes: int = 0,
+) -> int:
+    """How many conversations of ``n_tokens`` a budget keeps warm, each by one checkpoint that shares nothing.
+
+    ``own_bytes`` is what a checkpoint costs besides rows and private state (blocks and manifest on
+    disk).  A lower bound: conversations with a common system prompt share its rows.
+    """
+    each = n_tokens * row_bytes + private_bytes + own_bytes
+    fit = budget_bytes // each if each else 0
+    return fit if max_checkpoints is None else min(fit, max_checkpoints)

@@ -9,6 +9,8 @@ later: sizes and shares are a snapshot.
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import itemgetter
@@ -17,7 +19,7 @@ from gufo_gguf.core.errors import StoreError
 from gufo_gguf.store.catalogue import Catalogue, DiskRecord, Usage
 from gufo_gguf.store.disk import DiskStore
 from gufo_gguf.store.fs import FileSystem, PosixFileSystem
-from gufo_gguf.store.layout import FileClass, Layout, is_ours, ours
+from gufo_gguf.store.layout import LOCK_NAME, FileClass, Layout, is_ours, ours
 from gufo_gguf.store.manifest import Manifest
 from gufo_gguf.store.scan import read_manifest, reclaim
 from gufo_gguf.store.types import Damage
@@ -57,6 +59,26 @@ class Shelf:
         for i in range(1, len(keys)):
             shared[i] = next((n for n in range(32) if keys[i - 1][n] != keys[i][n]), 32)
         return {key: key[: max(at_least, shared[i] + 1, shared[i + 1] + 1)] for i, key in enumerate(keys)}
+
+
+def holder(folder: str) -> str | None:
+    """The pid, as text, of the process that holds the folder's lock; None when nobody does.
+
+    Asking takes a shared lock for an instant, so it is for people's commands, not for loops.
+    """
+    try:
+        fd = os.open(os.path.join(folder, Layout().base, LOCK_NAME), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.pread(fd, 64, 0).decode("ascii", "replace").strip() or "?"
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return None
 
 
 def open_for_reading(folder: str) -> PosixFileSystem:

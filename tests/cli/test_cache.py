@@ -88,11 +88,12 @@ def test_ls_shows_a_line_per_checkpoint_and_the_sum(root: Path) -> None:
     output = gufo("ls", "--cache-disk", root).output
     lines = [line for line in output.splitlines() if re.match(r"\s*[0-9a-f]{8}", line)]
     assert len(lines) == 3 and all("prompt" in line and "ok" in line for line in lines)
-    assert "3 checkpoints in" in output and "unlisted" not in output
+    assert "3 checkpoints in" in output and "no manifest" not in output and "in use" not in output
 
 
 def test_looking_changes_nothing_also_while_in_use(root: Path, in_use: int) -> None:
     before = state(root)
+    assert f"in use by process {in_use}" in gufo("ls", "--cache-disk", root).output
     ident = str(listing(root)[0]["id"])
     for args in (["ls"], ["show", ident], ["check"]):
         result = gufo(*args, "--cache-disk", root)
