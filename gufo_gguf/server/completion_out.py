@@ -11,7 +11,7 @@ from gufo_gguf.engine.types import Event, Finished, PrefillProgress, TextDelta, 
 from gufo_gguf.server.errors import Problem, openai_body
 from gufo_gguf.server.ids import new_id
 from gufo_gguf.server.logprobs import completion_logprobs
-from gufo_gguf.server.usage import Usage
+from gufo_gguf.server.usage import LiveTimings, Usage
 from gufo_gguf.server.wire import DONE_FRAME, data_frame
 
 
@@ -59,6 +59,7 @@ class CompletionStyle:
     """Texts to put before each choice; empty = none."""
     include_usage: bool = False
     return_progress: bool = False
+    timings_per_token: bool = False
 
 
 def _choice(index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def whole_completion(style: CompletionStyle, events: Sequence[Sequence[Event]]) 
     return {
         **style.envelope.wrap("text_completion", choices),
         "usage": usage.openai(),
-        "timings": usage.timings.as_dict(),
+        "timings": usage.timings,
     }
 
 
@@ -94,6 +95,7 @@ class CompletionWriter:
     def __init__(self, style: CompletionStyle, n_streams: int) -> None:
         self._style = style
         self._finished: list[Finished | None] = [None] * n_streams
+        self._live = [LiveTimings() for _ in range(n_streams)] if style.timings_per_token else []
         self._offsets = [len(text) for text in style.echo] or [0] * n_streams
 
     def _chunk(self, choices: Sequence[dict[str, Any]], **more: Any) -> bytes:
@@ -104,6 +106,7 @@ class CompletionWriter:
 
     def event(self, index: int, event: Event) -> bytes:
         style = self._style
+        more: dict[str, Any] = {"timings": self._live[index].see(event)} if self._live else {}
         if isinstance(event, TextDelta):
             logprobs = None
             if style.n_logprobs >= 0:
@@ -111,18 +114,18 @@ class CompletionWriter:
                 self._offsets[index] += len(event.text)
             elif not event.text:
                 return b""
-            return self._chunk([_choice(index, event.text, logprobs, None)])
+            return self._chunk([_choice(index, event.text, logprobs, None)], **more)
         if isinstance(event, PrefillProgress):
             if not style.return_progress:
                 return b""
-            return self._chunk([_choice(index, "", None, None)], prompt_progress=progress_dict(event))
+            return self._chunk([_choice(index, "", None, None)], prompt_progress=progress_dict(event), **more)
         self._finished[index] = event
         return self._last(index, event)
 
     def _last(self, index: int, event: Finished) -> bytes:
         more: dict[str, Any] = {}
         if all(self._finished) and not self._style.include_usage:
-            more["timings"] = self._usage().timings.as_dict()
+            more["timings"] = self._usage().timings
         return self._chunk([_choice(index, "", None, str(event.reason))], **more)
 
     def _usage(self) -> Usage:
@@ -132,7 +135,7 @@ class CompletionWriter:
         if not self._style.include_usage:
             return DONE_FRAME
         usage = self._usage()
-        return self._chunk([], usage=usage.openai(), timings=usage.timings.as_dict()) + DONE_FRAME
+        return self._chunk([], usage=usage.openai(), timings=usage.timings) + DONE_FRAME
 
     def keepalive(self) -> bytes:
         return self._chunk([_choice(0, "", None, None)])

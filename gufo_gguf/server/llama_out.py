@@ -19,7 +19,7 @@ from gufo_gguf.engine.types import (
 from gufo_gguf.server.completion_out import progress_dict
 from gufo_gguf.server.errors import Problem, openai_body
 from gufo_gguf.server.logprobs import chat_logprobs
-from gufo_gguf.server.usage import report_dict
+from gufo_gguf.server.usage import LiveTimings, report_dict, timings_dict
 from gufo_gguf.server.wire import data_frame
 
 
@@ -62,6 +62,7 @@ class LlamaStyle:
     """-1 = none."""
     return_tokens: bool = False
     return_progress: bool = False
+    timings_per_token: bool = False
     response_fields: tuple[str, ...] = ()
 
 
@@ -108,7 +109,7 @@ def final(style: LlamaStyle, index: int, finished: Finished, text: str, shown: s
         "stop_type": _stop_type(finished),
         "stopping_word": finished.stop_text or "",
         "tokens_cached": finished.timings.cache_n,
-        "timings": finished.timings.as_dict(),
+        "timings": timings_dict(finished.timings),
         "gufo": report_dict(finished.report),
     }
 
@@ -134,6 +135,7 @@ class LlamaWriter:
         self._texts = [""] * n_streams
         self._counts = [0] * n_streams
         self._prompts = [0] * n_streams
+        self._live = [LiveTimings() for _ in range(n_streams)] if style.timings_per_token else []
 
     def start(self) -> bytes:
         return b""
@@ -154,9 +156,12 @@ class LlamaWriter:
 
     def event(self, index: int, event: Event) -> bytes:
         style = self._style
+        more: dict[str, Any] = {"timings": self._live[index].see(event)} if self._live else {}
         if isinstance(event, PrefillProgress):
             self._prompts[index] = event.n_total
-            return self._part(index, "", (), prompt_progress=progress_dict(event)) if style.return_progress else b""
+            if not style.return_progress:
+                return b""
+            return self._part(index, "", (), prompt_progress=progress_dict(event), **more)
         if isinstance(event, Finished):
             return data_frame(select(style.response_fields, final(style, index, event, self._texts[index], "")))
         self._texts[index] += event.text
@@ -164,9 +169,9 @@ class LlamaWriter:
         if not event.text and not event.tokens:
             return b""
         if style.n_probs < 0:
-            return self._part(index, event.text, event.tokens)
+            return self._part(index, event.text, event.tokens, **more)
         shown = probabilities(event.logprobs, style.n_probs)
-        return self._part(index, event.text, event.tokens, completion_probabilities=shown)
+        return self._part(index, event.text, event.tokens, completion_probabilities=shown, **more)
 
     def keepalive(self) -> bytes:
         return self._part(0, "", ())

@@ -10,11 +10,12 @@ choice; with several prompts they add up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gufo_gguf.cache.types import RequestReport
-from gufo_gguf.engine.types import Finished, Timings
+from gufo_gguf.engine.types import Event, Finished, PrefillProgress, TextDelta, Timings
 
 
 def report_dict(report: RequestReport) -> dict[str, Any]:
@@ -32,6 +33,41 @@ def report_dict(report: RequestReport) -> dict[str, Any]:
     }
 
 
+def timings_dict(timings: Timings, answers: int = 1) -> dict[str, float | int]:
+    """``timings``; rates of generation count passes: an answer's first token comes out of its prompt's."""
+    passes = max(0, timings.predicted_n - answers)
+    ms = timings.predicted_ms
+    return {
+        **timings.as_dict(),
+        "predicted_per_token_ms": ms / passes if passes else 0.0,
+        "predicted_per_second": 1e3 * passes / ms if passes and ms > 0 else 0.0,
+    }
+
+
+class LiveTimings:
+    """``timings`` so far, for clients that ask for them with every piece; times as seen here."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._cached = self._prompt = self._predicted = 0
+        self._prompt_ms = 0.0
+        self._first_s = 0.0
+
+    def see(self, event: Event) -> dict[str, float | int]:
+        """Count an event; the figures with it."""
+        predicted_ms = 0.0
+        if isinstance(event, PrefillProgress):
+            self._cached, self._prompt = event.n_cached, event.n_processed - event.n_cached
+            self._prompt_ms = event.time_ms if self._prompt else 0.0  # until then it was restoring
+        elif isinstance(event, TextDelta):
+            now = self._clock()
+            if not self._predicted:
+                self._first_s = now
+            self._predicted += len(event.tokens)
+            predicted_ms = 1e3 * (now - self._first_s)
+        return timings_dict(Timings(self._cached, self._prompt, self._prompt_ms, self._predicted, predicted_ms))
+
+
 class Usage:
     """Totals over the finished streams of one request; ``n`` choices per prompt, prompt-major."""
 
@@ -41,13 +77,14 @@ class Usage:
         self.cached_tokens = sum(f.timings.cache_n for f in firsts)
         self.completion_tokens = sum(f.n_generated for f in finished)
         self.report = finished[0].report
-        self.timings = Timings(
+        timings = Timings(
             cache_n=self.cached_tokens,
             prompt_n=sum(f.timings.prompt_n for f in firsts),
             prompt_ms=sum(f.timings.prompt_ms for f in firsts),
             predicted_n=sum(f.timings.predicted_n for f in finished),
             predicted_ms=sum(f.timings.predicted_ms for f in finished),
         )
+        self.timings = timings_dict(timings, len(finished))
 
     def openai(self) -> dict[str, Any]:
         return {

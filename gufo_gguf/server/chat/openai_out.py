@@ -12,7 +12,7 @@ from gufo_gguf.server.chat.answer import Answer
 from gufo_gguf.server.completion_out import Envelope, progress_dict
 from gufo_gguf.server.errors import Problem, openai_body
 from gufo_gguf.server.logprobs import chat_logprobs
-from gufo_gguf.server.usage import Usage
+from gufo_gguf.server.usage import LiveTimings, Usage
 from gufo_gguf.server.wire import DONE_FRAME, data_frame
 
 
@@ -23,6 +23,7 @@ class ChatStyle:
     """-1 = none."""
     include_usage: bool = False
     return_progress: bool = False
+    timings_per_token: bool = False
     verbose_prompt: str | None = None
     """Shown as ``__verbose.prompt`` when asked for."""
 
@@ -61,7 +62,7 @@ def whole_chat(style: ChatStyle, answers: Sequence[Answer]) -> dict[str, Any]:
     out = {
         **style.envelope.wrap("chat.completion", choices),
         "usage": usage.openai(),
-        "timings": usage.timings.as_dict(),
+        "timings": usage.timings,
     }
     if style.verbose_prompt is not None:
         out["__verbose"] = {"prompt": style.verbose_prompt}
@@ -88,6 +89,7 @@ class ChatWriter:
     def __init__(self, style: ChatStyle, answers: Sequence[Answer]) -> None:
         self._style = style
         self._answers = answers
+        self._live = [LiveTimings() for _ in answers] if style.timings_per_token else []
 
     def _chunk(self, index: int, delta: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
         choice: dict[str, Any] = {"index": index, "delta": delta, "finish_reason": reason}
@@ -99,33 +101,34 @@ class ChatWriter:
         return b"".join(self._chunk(i, {"role": "assistant", "content": None}) for i in range(len(self._answers)))
 
     def event(self, index: int, event: Event) -> bytes:
+        more: dict[str, Any] = {"timings": self._live[index].see(event)} if self._live else {}
         if isinstance(event, PrefillProgress):
             if not self._style.return_progress:
                 return b""
-            return self._chunk(index, {}, prompt_progress=progress_dict(event))
+            return self._chunk(index, {}, prompt_progress=progress_dict(event), **more)
         answer = self._answers[index]
-        frames = self._deltas(index, answer, answer.feed(event))
+        frames = self._deltas(index, answer, answer.feed(event), more)
         if isinstance(event, Finished):
             frames += self._last(index, answer)
         return frames
 
-    def _deltas(self, index: int, answer: Answer, deltas: list[MessageDelta]) -> bytes:
+    def _deltas(self, index: int, answer: Answer, deltas: list[MessageDelta], more: dict[str, Any]) -> bytes:
         parts = [delta_dict(delta) for delta in deltas]
         style = self._style
         if style.n_logprobs < 0:
-            return b"".join(self._chunk(index, part) for part in parts)
+            return b"".join(self._chunk(index, part, **more) for part in parts)
         if not parts:
             if answer.finished is None or not answer.logprobs:
                 return b""
             parts = [{"content": ""}]  # tokens without text of their own still have probabilities
         shown = chat_logprobs(answer.take_logprobs(), style.n_logprobs)
         head = b"".join(self._chunk(index, part) for part in parts[:-1])
-        return head + self._chunk(index, parts[-1], logprobs=shown)
+        return head + self._chunk(index, parts[-1], logprobs=shown, **more)
 
     def _last(self, index: int, answer: Answer) -> bytes:
         more: dict[str, Any] = {}
         if not self._style.include_usage and all(a.finished for a in self._answers):
-            more["timings"] = self._usage().timings.as_dict()
+            more["timings"] = self._usage().timings
         if self._style.verbose_prompt is not None:
             more["__verbose"] = {"prompt": self._style.verbose_prompt}
         return self._chunk(index, {}, finish_reason(answer), **more)
@@ -138,7 +141,7 @@ class ChatWriter:
             return DONE_FRAME
         usage = self._usage()
         last = self._style.envelope.wrap("chat.completion.chunk", [])
-        return data_frame({**last, "usage": usage.openai(), "timings": usage.timings.as_dict()}) + DONE_FRAME
+        return data_frame({**last, "usage": usage.openai(), "timings": usage.timings}) + DONE_FRAME
 
     def keepalive(self) -> bytes:
         return self._chunk(0, {})

@@ -30,6 +30,7 @@ def _style(body: ChatBody, state: State, chat: PreparedChat) -> ChatStyle:
         chat.prepared.n_logprobs,
         include_usage=bool(options and options.include_usage),
         return_progress=bool(body.return_progress),
+        timings_per_token=bool(body.timings_per_token),
         verbose_prompt=chat.rendered.prompt if body.verbose else None,
     )
 

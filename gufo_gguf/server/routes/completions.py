@@ -41,7 +41,7 @@ def prepare_completion(body: CompletionBody, state: State, scope: str) -> Prepar
         n_logprobs=max(1, n_logprobs) if n_logprobs >= 0 else 0,
         cache_prompt=body.cache_prompt is not False,
         scope=scope,
-        progress=bool(body.return_progress and body.stream),
+        progress=bool((body.return_progress or body.timings_per_token) and body.stream),
     )
     return Prepared(plain_requests(engine, limits, body.prompt, n, template), n, n_logprobs)
 
@@ -69,6 +69,7 @@ async def completions(body: CompletionBody, request: Request, state: StateDep, s
         _echo(body, prepared, state),
         include_usage=bool(options and options.include_usage),
         return_progress=bool(body.return_progress),
+        timings_per_token=bool(body.timings_per_token),
     )
     generation = state.active.start(prepared.requests)
     if body.stream:

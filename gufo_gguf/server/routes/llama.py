@@ -36,6 +36,7 @@ def _style(body: CompletionBody, prepared: Prepared, state: State) -> LlamaStyle
         n_probs=prepared.n_logprobs if prepared.n_logprobs > 0 else -1,
         return_tokens=bool(body.return_tokens),
         return_progress=bool(body.return_progress),
+        timings_per_token=bool(body.timings_per_token),
         response_fields=tuple(body.response_fields or ()),
     )
 

@@ -70,7 +70,5 @@ async def metrics(state: StateDep) -> Response:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(EngineCollector(state.engine, len(state.active)))
     text = await run_in_threadpool(generate_latest, registry)
-    response = Response(text, media_type=CONTENT_TYPE_LATEST)
-    # as llama-server spells it; some scrapers compare header names by case
-    response.raw_headers.append((b"Process-Start-Time-Unix", str(int(state.started_s)).encode()))
-    return response
+    headers = {"Process-Start-Time-Unix": str(int(state.started_s))}
+    return Response(text, media_type=CONTENT_TYPE_LATEST, headers=headers)
