@@ -28,13 +28,14 @@ from gufo_gguf.backend.vocab import Vocab
 from gufo_gguf.cache.events import EventLog, encode
 from gufo_gguf.cache.index import join_scope
 from gufo_gguf.cache.manager import CacheManager
-from gufo_gguf.cache.types import CacheLimits, PromptView, StateShape
+from gufo_gguf.cache.types import CacheLimits, Lookup, PromptView, StateShape, Tokens
 from gufo_gguf.core.errors import ConfigError, ContextLengthExceeded, GufoError, Overloaded, RequestError, StoreError
 from gufo_gguf.engine.bridge import Owner
 from gufo_gguf.engine.budget import automatic_ram_bytes
 from gufo_gguf.engine.disk_tier import DiskTier
 from gufo_gguf.engine.disk_writer import DiskWriter
 from gufo_gguf.engine.executor import Executor
+from gufo_gguf.engine.frontier import keep_frontier, probe
 from gufo_gguf.engine.job import Job, Phase
 from gufo_gguf.engine.pool import BufferPool
 from gufo_gguf.engine.scheduler import Scheduler
@@ -210,6 +211,22 @@ class Engine:
         job.cancelled = True
         self._owner.wake()
         return True
+
+    def keep(self, tokens: Tokens, scope: str = "") -> int | None:
+        """Make the state that an idle slot holds after ``tokens`` a checkpoint, computing nothing.
+
+        For coming back to the end of an answer.  Returns the boundary (all tokens, or all but a last one
+        that was never evaluated); 0 when the cache refused it; None when no slot ends there any more.
+        """
+        full = join_scope(self.info.identity, scope)
+        return self._owner.ask(
+            lambda: keep_frontier(self._backend, self._manager, self._executor, full, tokens)
+        ).result()
+
+    def lookup(self, tokens: Tokens, scope: str = "") -> Lookup:
+        """Where a prompt that begins with ``tokens`` could start now; changes nothing."""
+        view = probe(join_scope(self.info.identity, scope), tokens)
+        return self._owner.ask(lambda: self._manager.lookup(view)).result()
 
     # -- what is going on ------------------------------------------------------------------------
     def cache_status(self) -> dict[str, Any]:

@@ -27,6 +27,11 @@ SERVER_MAY_NAME = (
     *(f"backend.message_parser.{name}" for name in ("ChatMessage", "MessageDelta")),
 )
 
+API_MAY_NAME = (
+    *(f"backend.chat.{name}" for name in ("ChatInput", "Rendered")),
+    *(f"backend.message_parser.{name}" for name in ("ChatMessage", "MessageDelta", "MessageParser", "ToolCall")),
+)
+
 # Decision logs are read without an engine.
 CLI_MAY_READ = ("cache.types", "cache.events", "cache.replay")
 
@@ -41,8 +46,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine": ("core", "cache", "store", "backend"),
     # Of the backend the server knows values alone, never a context or a handle.
     "server": ("core", "engine", "cache.types", "backend.base.BackendInfo", *SERVER_MAY_NAME),
-    "cli": ("core", "engine", "server", "models", "store", "backend", *CLI_MAY_READ),
-    "": ("core", "engine"),
+    "cli": ("core", "engine", "server", "models", "store", "backend", "api", *CLI_MAY_READ),
+    # The Python API hands out the engine's values, and knows no HTTP.
+    "api": ("core", "engine", "cache.types", "backend.base.BackendInfo", "backend.llama.LlamaOptions", *API_MAY_NAME),
+    "": ("core", "engine", "api"),
 }
 
 # Foreign module -> the packages that may import it.
