@@ -220,19 +220,23 @@ class Catalogue:
     def admit(self, m: Manifest, manifest_bytes: int) -> DiskRecord | Damaged:
         """An intact manifest was read: show its checkpoint if all its files are there as listed."""
         with self._lock:
-            listed, entries = self._listed, m.chunks.entries()
-            for i, entry in enumerate(entries):
-                if entry not in listed:
-                    wrong = self._list(entry, m.chunks[i])
+            entries = m.chunks.entries()
+            known = [self._listed.get(entry) for entry in entries]
+            states = [f for f in known if f is not None]
+            if len(states) != len(known):
+                for i, f in enumerate(known):
+                    wrong = self._list(entries[i], m.chunks[i]) if f is None else None
                     if wrong is not None:
                         return wrong
+                states = [self._listed[entry] for entry in entries]
             f = self._files.get(m.private.key)
             if f is None or f.suffix != FileClass.PRIVATE:
                 return Damaged(m.private.key, FileClass.PRIVATE, DamageReason.MISSING)
             if f.n_bytes != m.private.n_bytes:
                 return Damaged(m.private.key, FileClass.PRIVATE, DamageReason.SIZE)
             record = DiskRecord.of(m, manifest_bytes)
-            self._show(record, [listed[entry] for entry in entries] + [f])
+            states.append(f)
+            self._show(record, states)
             return record
 
     def _list(self, entry: bytes, ref: FileRef) -> Damaged | None:

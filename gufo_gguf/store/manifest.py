@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -104,8 +104,7 @@ class ChunkTable:
         return [key.hex() for key, _, _ in _ENTRY.iter_unpack(self.raw)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Manifest:
+class Manifest(NamedTuple):
     """A checkpoint as its manifest lists it.  ``meta.tokens`` is read-only."""
 
     key: str
@@ -249,10 +248,11 @@ def _contradiction(m: Manifest) -> str | None:
         return f"a tail of {m.private.tail.n_bytes} bytes where {meta.tail_bytes} are due"
     if m.private.n_bytes > 1 << 62:
         return "private size"
-    due = meta.chunk_bytes.to_bytes(12, "little")[:8]
     raw = m.chunks.raw
-    if any(raw[at : at + 8] != due for at in range(16, len(raw), ENTRY_BYTES)):
-        return "a chunk of another size"
+    if raw:
+        due = meta.chunk_bytes.to_bytes(12, "little")[:8]
+        if {raw[at : at + 8] for at in range(16, len(raw), ENTRY_BYTES)} != {due}:
+            return "a chunk of another size"
     return None
 
 

@@ -16,7 +16,7 @@ then a sync, and only then files that nothing references.  Files whose manifest 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gufo_gguf.cache.types import Tokens
 from gufo_gguf.core.errors import StoreError
@@ -27,8 +27,7 @@ from gufo_gguf.store.manifest import MAX_BYTES, Manifest, ManifestError, NewerFo
 from gufo_gguf.store.types import Damage, DamageReason
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Loaded:
+class Loaded(NamedTuple):
     """An intact checkpoint and its tokens, for the index."""
 
     record: DiskRecord
