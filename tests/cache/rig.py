@@ -112,8 +112,10 @@ class Rig:
         self.pool: dict[BufferId, np.ndarray] = {}
         self.slot_recipe: list[Recipe] = [()] * n_slots
         self.recipe: dict[CheckpointId, tuple[int, Recipe]] = {}
-        self.disk: dict[int, tuple[Recipe, np.ndarray, np.ndarray]] = {}
-        """By number of the durable entry: recipe, rows packed as one piece, private state."""
+        self.disk: dict[int, tuple[Recipe, np.ndarray, np.ndarray, np.ndarray | None]] = {}
+        """By number of the durable entry: recipe, rows packed as one piece, private state, logits."""
+        self.stored_logits: dict[int, np.ndarray] = {}
+        """By slot: what a restore from disk brought along, until the slot computes."""
         self.rows_copied = 0
         self.tolerant = faults is not None
         """Failed plans are answered as an engine does; otherwise they are a mistake and raise."""
@@ -178,6 +180,7 @@ class Rig:
         self.backend.decode([Span(slot, spans[slot], True) for slot in slots])
         sizes = tuple(len(spans[slot]) for slot in slots)
         for place, slot in enumerate(slots):
+            self.stored_logits.pop(slot, None)
             self.slot_recipe[slot] += (Pass(sizes, place, spans[slot]),)
             lease = self.manager.tables.slots[slot].lease
             self.manager.extend(lease, spans[slot])
@@ -225,7 +228,9 @@ class Rig:
                 n = point.boundary - ticket.tail_first
                 self.backend.rows_out(run.slot, ticket.tail_first, n, self.buffer(ticket.tail))
             if ticket.logits is not None:
-                self.buffer(ticket.logits)[:] = self.backend.logits(run.slot).view(np.uint8)
+                stored = self.stored_logits.get(run.slot)
+                logits = self.backend.logits(run.slot).view(np.uint8) if stored is None else stored
+                self.buffer(ticket.logits)[:] = logits
         except BackendError as error:
             if not self.tolerant:
                 raise
@@ -262,6 +267,7 @@ class Rig:
 
     def _place(self, admission: Admission, tokens: Tokens) -> None:
         slot, plan = admission.lease.slot, admission.restore
+        self.stored_logits.pop(slot, None)
         if plan is None:
             if admission.truncate_to is not None:
                 self.backend.truncate(slot, admission.truncate_to)
@@ -316,13 +322,14 @@ class Rig:
         number = durable.add(
             source.scope, source.tokens, source.inputs, source.origin, has_logits=parts.logits is not None
         )
-        self.disk[number] = (self.recipe[checkpoint][1], state[:split], state[split:])
+        logits = None if parts.logits is None else self.pool[parts.logits].copy()
+        self.disk[number] = (self.recipe[checkpoint][1], state[:split], state[split:], logits)
         durable.unpin(checkpoint)
         self.settle()
         return number
 
     def _place_from_disk(self, slot: int, plan: RestorePlan) -> None:
-        recipe, rows, private = self.disk[int(plan.checkpoint)]
+        recipe, rows, private, logits = self.disk[int(plan.checkpoint)]
         known = self.manager.durable.get(int(plan.checkpoint))
         assert known is not None
         whole = len(known.tokens)
@@ -331,6 +338,8 @@ class Rig:
         if len(private):
             self.backend.load_private(slot, private)
         self.backend.finish_restore(slot)
+        if logits is not None and plan.n_tokens == whole:
+            self.stored_logits[slot] = logits
         self.slot_recipe[slot] = recipe if plan.n_tokens == whole else (*recipe, Cut(plan.n_tokens))
 
     # -- oracle ----------------------------------------------------------------------------------
