@@ -79,6 +79,10 @@ class Conversation:
         """What the template takes for the present: pinned, or midnight would change the first tokens."""
 
     @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    @property
     def messages(self) -> tuple[Message, ...]:
         return tuple(self._messages)
 

@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from gufo_gguf.cli.console import loading_bar
 from gufo_gguf.cli.sizes import parse_bytes
 from gufo_gguf.core.errors import ConfigError
 from gufo_gguf.engine.types import SamplingParams
 from gufo_gguf.server.run import bind
 from gufo_gguf.server.run import serve as run_server
 from gufo_gguf.server.settings import Limits, ServerSettings
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 _MODEL = "Model"
 _RUN = "How it runs"
@@ -83,29 +80,6 @@ def _set_up_logging(verbose: bool) -> None:
     if not verbose:
         logging.getLogger("asyncio").setLevel(logging.WARNING)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
-
-
-def _progress(name: str) -> tuple[Progress, Callable[[float], None]]:
-    """A progress bar on a terminal, nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("loading {task.fields[name]}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    task = bar.add_task("load", total=1.0, name=name)
-
-    def update(done: float) -> None:
-        bar.update(task, completed=done)
-
-    return bar, update
 
 
 def serve(
@@ -249,7 +223,7 @@ def serve(
             max_queue=max_queue,
             alias=alias,
         )
-        bar, on_progress = _progress(model.name)
+        bar, on_progress = loading_bar(model.name)
         with bar:
             engine = Engine.load(model, options, on_progress)
     except BaseException:
