@@ -11,17 +11,18 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware.cors import CORSMiddleware
 
 from gufo_gguf import __version__
+from gufo_gguf.server import openapi
 from gufo_gguf.server.chat.clock import ConversationClock
 from gufo_gguf.server.errors import install_handlers
 from gufo_gguf.server.middleware import Guard, LastResort, RequestLog
 from gufo_gguf.server.port import EnginePort
-from gufo_gguf.server.routes import anthropic, cache, chat, completions, llama, metrics, models, root
+from gufo_gguf.server.routes import anthropic, cache, chat, completions, llama, metrics, models, responses, root
 from gufo_gguf.server.settings import ServerSettings
 from gufo_gguf.server.state import Active, State
 
 _LOCAL_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
-ROUTERS = tuple(m.router for m in (anthropic, cache, chat, completions, llama, metrics, models, root))
+ROUTERS = tuple(m.router for m in (anthropic, cache, chat, completions, llama, metrics, models, responses, root))
 
 
 def create_app(
@@ -60,6 +61,7 @@ def create_app(
     install_handlers(app)
     for router in ROUTERS:
         app.include_router(router)
+    openapi.install(app)
     # the last added is the outermost
     app.add_middleware(Guard, settings=settings)
     if settings.cors_origins:

@@ -95,6 +95,16 @@ class Usage:
             "gufo": report_dict(self.report),
         }
 
+    def responses(self) -> dict[str, Any]:
+        return {
+            "input_tokens": self.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": self.cached_tokens},
+            "output_tokens": self.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "gufo": report_dict(self.report),
+        }
+
     def anthropic(self) -> dict[str, Any]:
         """Anthropic counts cached tokens apart from ``input_tokens``."""
         return {

@@ -146,3 +146,13 @@ def test_cache_status_and_events(running: Running) -> None:
 def test_what_is_not_built_says_so(running: Running, path: str) -> None:
     answer = running.post(path, input="x")
     assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
+
+
+def test_openapi_documents_errors_as_they_are(running: Running) -> None:
+    document = running.http.get("/openapi.json").json()
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            assert "422" not in operation["responses"], path
+            assert {"400", "401", "503"} <= operation["responses"].keys(), path
+    fields = document["components"]["schemas"]["ChatBody"]["properties"]
+    assert {"messages", "temperature", "tools", "max_completion_tokens", "cache_prompt"} <= fields.keys()

@@ -18,6 +18,7 @@ import pytest
 from gufo_gguf.engine.types import GenerateRequest
 from gufo_gguf.server.settings import ServerSettings
 from tests.conftest import tiny_model_path
+from tests.server.agents import AGENTS, Agent
 from tests.server.conftest import Running, running_server
 from tests.server.test_streams import eventually
 
@@ -373,6 +374,22 @@ def test_metrics_and_cache_status_of_a_real_engine(one_slot: tuple[Running, Reco
     events = running.http.get("/v1/cache/events").json()["data"]
     assert events and [e["seq"] for e in events] == sorted(e["seq"] for e in events)
     assert "Once" not in json.dumps(events)
+
+
+@pytest.mark.parametrize("agent", AGENTS, ids=lambda a: a.name)
+def test_agents_turns_extend_each_other(one_slot: tuple[Running, Recorded], agent: Agent) -> None:
+    running, recorded = one_slot
+    recorded.requests.clear()
+    for body in agent.requests:
+        limits = {name: 4 for name in ("max_tokens", "max_completion_tokens", "max_output_tokens") if name in body}
+        answer = running.http.post(agent.path, json={**body, **(limits or {"n_predict": 4})})
+        assert answer.status_code == 200, answer.text
+    first, tool_turn, _side, compaction, retry = recorded.requests
+    for earlier, later in ((first, tool_turn), (tool_turn, compaction)):
+        stable = min(earlier.stable)
+        assert later.tokens[:stable].tolist() == earlier.tokens[:stable].tolist()
+        assert stable > 100
+    assert retry.tokens.tolist() == first.tokens.tolist()
 
 
 def test_two_conversations_at_once(two_slots: tuple[Running, Recorded]) -> None:
