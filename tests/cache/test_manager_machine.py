@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gufo_gguf.cache.events import EventKind
+from gufo_gguf.cache.events import EventKind, decode, encode
+from gufo_gguf.cache.replay import Replay
 from gufo_gguf.cache.types import (
     CapturePoint,
     CaptureTicket,
@@ -243,6 +244,16 @@ class ManagerMachine(RuleBasedStateMachine):
         assert self.rig.pool.keys() <= self.rig.manager.tables.buffers.in_use().keys()
         # Rows that a plan forgot to preserve would be lost in silence.
         assert not [e for e in self.rig.of_kind(EventKind.REMOVE) if e.reason == "not_preserved"]
+
+    def teardown(self) -> None:
+        """The log alone rebuilds what is retained, and its sums are those of the tables."""
+        if not hasattr(self, "rig"):
+            return
+        replay = Replay(decode(encode(event)) for event in self.rig.events)
+        retained = self.rig.manager.tables.checkpoints
+        rebuilt = {(r.checkpoint, r.boundary, r.last_use_seq) for r in replay.retained().values()}
+        assert rebuilt == {(c.id, c.n_tokens, c.last_use_seq) for c in retained.all()}
+        assert replay.total_bytes() == retained.unique_bytes
 
 
 class HybridMachine(ManagerMachine):
