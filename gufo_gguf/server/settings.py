@@ -25,7 +25,6 @@ class Limits:
     stop_chars: int = 1024
     logprobs: int = 100
     messages: int = 20_000
-    json_depth: int = 200
     streams: int = 256
     """Requests being answered at the same time; the engine's queue is shorter than this."""
 

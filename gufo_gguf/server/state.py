@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -21,8 +21,10 @@ from gufo_gguf.server.settings import ServerSettings
 class Generation:
     """The engine's streams behind one HTTP request: one per prompt and choice."""
 
-    def __init__(self, streams: Sequence[StreamPort]) -> None:
+    def __init__(self, streams: Sequence[StreamPort], id: str = "") -> None:
         self.streams = streams
+        self.id = id
+        """The id of the answer."""
 
     def cancel(self) -> None:
         """Idempotent; every stream still ends with ``Finished``, and its slot is free at the next pass."""
@@ -42,8 +44,11 @@ class Active:
     def __len__(self) -> int:
         return len(self._running)
 
-    def start(self, requests: Sequence[GenerateRequest]) -> Generation:
-        """Queue all or none.  Raises what ``Engine.submit`` raises, and 503 when draining or full."""
+    def start(self, requests: Sequence[GenerateRequest], id: str) -> Generation:
+        """Queue all or none, named after the answer's id.
+
+        Raises what ``Engine.submit`` raises, and 503 when draining or full.
+        """
         if self.draining:
             raise ProblemError(
                 Problem(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
@@ -52,12 +57,20 @@ class Active:
             raise Overloaded(f"{self._limit} requests are being answered already")
         streams: list[StreamPort] = []
         try:
-            for request in requests:
-                streams.append(self.engine.submit(request))
+            for i, request in enumerate(requests):
+                name = f"{id}-{i}" if len(requests) > 1 else id
+                streams.append(self.engine.submit(replace(request, request_id=name)))
         except BaseException:
             Generation(streams).cancel()
             raise
-        return Generation(streams)
+        return Generation(streams, id)
+
+    def cancel(self, id: str) -> bool:
+        """Cancel by the answer's id; False when no such answer is under way."""
+        found = [generation for generation in self._running if generation.id == id]
+        for generation in found:
+            generation.cancel()
+        return bool(found)
 
     @contextmanager
     def track(self, generation: Generation) -> Iterator[None]:

@@ -7,8 +7,12 @@ import math
 
 import pytest
 
+from gufo_gguf.backend.message_parser import MessageDelta
+from gufo_gguf.cache.types import RequestReport
+from gufo_gguf.engine.types import Finished, FinishReason, TextDelta, Timings
+from gufo_gguf.server.chat.answer import Answer
 from tests.server.conftest import Running, Serve
-from tests.server.standin import StandinEngine
+from tests.server.standin import StandinEngine, StandinParser
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
@@ -364,3 +368,28 @@ def test_parsers_are_closed(serve: Serve) -> None:
     running.post(CHAT, messages=USER, stream=True)
     assert len(running.engine.chat.parsers) == 2
     assert all(p.closed for p in running.engine.chat.parsers)
+
+
+def test_long_answers_are_parsed_in_gathered_pieces() -> None:
+    now = 0.0
+    pieces: list[str] = []
+
+    class Costly(StandinParser):
+        def feed(self, text: str, *, final: bool = False) -> list[MessageDelta]:
+            nonlocal now
+            now += 1e-6 * len(self.text)  # as the real one, which reads everything again
+            pieces.append(text)
+            return super().feed(text, final=final)
+
+    answer = Answer(Costly(), clock=lambda: now)
+    text = ""
+    for _ in range(4000):
+        now += 0.001
+        text += "".join(d.content for d in answer.feed(TextDelta(" word", (1,))))
+    busy = sum(1e-6 * 5 * i for i in range(4000))
+    assert 1e-6 * sum(len("".join(pieces[:i])) for i in range(len(pieces))) < busy / 5
+    assert pieces[:800] == [" word"] * 800, "the beginning comes piece by piece"
+    report = RequestReport()
+    last = Finished(FinishReason.STOP, None, 1, 4000, Timings(0, 1, 1, 4000, 1), report)
+    text += "".join(d.content for d in answer.feed(last))
+    assert text == " word" * 4000

@@ -52,6 +52,20 @@ def test_client_gone_before_the_answer_cancels_every_choice(serve: Serve, stream
     assert eventually(lambda: all(s.cancelled.is_set() for s in running.engine.streams))
 
 
+def test_cancel_by_id(serve: Serve) -> None:
+    gate = Gate()
+    running = serve(StandinEngine(script=lambda r: ["Hello", gate, "never"]))
+    with running.http.stream("POST", CHAT, json={"messages": USER, "stream": True}) as stream:
+        texts = stream.iter_text()
+        seen = next(texts)
+        answer_id = json.loads(seen.splitlines()[0].removeprefix("data: "))["id"]
+        assert running.engine.requests[0].request_id == answer_id
+        assert httpx.delete(f"{running.url}/v1/requests/{answer_id}").json()["cancelled"] is True
+        seen += "".join(texts)
+    assert '"code":"cancelled"' in seen and "never" not in seen
+    assert eventually(lambda: httpx.delete(f"{running.url}/v1/requests/{answer_id}").status_code == 404)
+
+
 def test_finished_streams_leave_nothing_behind(running: Running) -> None:
     for _ in range(3):
         running.post(CHAT, messages=USER, stream=True)

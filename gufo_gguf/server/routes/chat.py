@@ -42,7 +42,7 @@ async def chat_completions(body: ChatBody, request: Request, state: StateDep, sc
     chat = await run_in_threadpool(_prepare, body, state, scope)
     style = _style(body, state, chat)
     parser = state.engine.chat.parser
-    generation = state.active.start(chat.prepared.requests)
+    generation = state.active.start(chat.prepared.requests, style.envelope.id)
     if body.stream:
         writer = ChatWriter(style, [Answer(parser(chat.rendered)) for _ in generation.streams])
         return EventStream(generation, writer, state.active, state.settings.keepalive_s, request.url.path)

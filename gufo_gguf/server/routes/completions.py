@@ -71,7 +71,7 @@ async def completions(body: CompletionBody, request: Request, state: StateDep, s
         return_progress=bool(body.return_progress),
         timings_per_token=bool(body.timings_per_token),
     )
-    generation = state.active.start(prepared.requests)
+    generation = state.active.start(prepared.requests, style.envelope.id)
     if body.stream:
         writer = CompletionWriter(style, len(generation.streams))
         return EventStream(generation, writer, state.active, state.settings.keepalive_s, request.url.path)

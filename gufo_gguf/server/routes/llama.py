@@ -11,6 +11,7 @@ from starlette.responses import Response
 from gufo_gguf.server.chat.openai_in import chat_ask
 from gufo_gguf.server.chat.prepare import render
 from gufo_gguf.server.errors import refuse
+from gufo_gguf.server.ids import new_id
 from gufo_gguf.server.llama_out import LlamaStyle, LlamaWriter, generation_settings, sampling_dict, whole
 from gufo_gguf.server.requests import Prepared
 from gufo_gguf.server.routes.completions import prepare_completion
@@ -51,7 +52,7 @@ def _prepare(body: CompletionBody, state: State, scope: str) -> tuple[Prepared, 
 async def completion(body: CompletionBody, request: Request, state: StateDep, scope: ScopeDep) -> Response:
     """llama-server's completion; several prompts or choices give a list."""
     prepared, style = await run_in_threadpool(_prepare, body, state, scope)
-    generation = state.active.start(prepared.requests)
+    generation = state.active.start(prepared.requests, new_id("cmpl-"))
     if body.stream:
         writer = LlamaWriter(style, len(generation.streams))
         return EventStream(generation, writer, state.active, state.settings.keepalive_s, request.url.path)
