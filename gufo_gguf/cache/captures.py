@@ -185,8 +185,7 @@ class Captures:
 
         order = ranked()
         over = len(t.checkpoints) + len(self.open) + 1 - t.limits.max_checkpoints
-        freed = t.checkpoints.freed_by(victim for victim, _ in order)
-        if len(order) < over or t.ledger.free_bytes + freed < need_bytes:
+        if len(order) < over or not t.checkpoints.frees([v for v, _ in order], need_bytes - t.ledger.free_bytes):
             return None
         # One removal changes what is covered or a last copy, so ask again after each; but stay
         # within the set that was found sufficient, or the last step could fall short.

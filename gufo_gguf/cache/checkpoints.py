@@ -13,7 +13,7 @@ Rejected: a checkpoint that owns rows (six of one conversation would cost six co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -251,11 +251,13 @@ class CheckpointTable:
         """What retention decides on."""
         return [self._record(c) for c in self._by_id.values()]
 
-    def freed_by(self, victims: Iterable[CheckpointId]) -> int:
-        """Ledger bytes that removing all of these would give back, chunks with their last reference."""
+    def frees(self, victims: Sequence[CheckpointId], n_bytes: int) -> bool:
+        """Would removing victims, one after the other, give the ledger back n_bytes?  Stops when it has."""
         left: dict[ChunkId, int] = {}
         freed = 0
         for victim in victims:
+            if freed >= n_bytes:
+                return True
             parts = self._by_id[victim].parts
             freed += self._own_bytes(parts)
             for chunk in parts.chunks:
@@ -263,14 +265,15 @@ class CheckpointTable:
                 left[chunk] = refs = (self._chunks.get(chunk).refs if refs is None else refs) - 1
                 if refs == 0:
                     freed += self._chunks.chunk_bytes
-        return freed
+        return freed >= n_bytes
 
     def _own_bytes(self, parts: Parts) -> int:
         own = (parts.private, parts.tail, parts.logits)
         return sum(self._buffers.size(buffer) for buffer in own if buffer is not None)
 
     def _record(self, c: Checkpoint) -> RetentionRecord:
-        parent = self._index.parent(c.key)
+        key = c.key
+        parent, relation = self._index.parent(key), self._index.relation(key)
         return RetentionRecord(
             id=c.id,
             origin=c.origin,
@@ -280,9 +283,9 @@ class CheckpointTable:
             last_use_seq=c.last_use_seq,
             admitted_bytes_at_last_use=c.admitted_bytes_at_last_use,
             reuses=c.reuses,
-            covered=self._index.covered(c.key),
-            branch_point=self._index.is_branch_point(c.key),
-            family=self._index.family(c.key),
+            covered=relation.covered,
+            branch_point=relation.branch_point,
+            family=relation.family,
             parent=None if parent is None else CheckpointId(parent[1]),
             pinned=c.pins > 0,
         )
