@@ -115,9 +115,11 @@ class Layout:
             fs.make_folder(self.base)
             for folder in self.folders:
                 fs.make_folder(folder)
-            # Also when all were there: an earlier process may have died between making and syncing.
-            fs.sync_folder(self.base)
-            fs.sync_folder("")
+            # A process may have died between making folders and syncing them: that all are there proves
+            # nothing.  A manifest does, since nobody publishes before this has succeeded.
+            if not keys_of(fs.names(self.manifests), FileClass.MANIFEST):
+                fs.sync_folder(self.base)
+                fs.sync_folder("")
         except OSError as e:
             raise StoreError(f"the cache folder {fs.root} cannot be used: {e.strerror or e}") from e
 
