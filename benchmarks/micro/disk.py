@@ -116,10 +116,8 @@ def bench_restore(folder: Path, n_tokens: int, runs: int) -> dict[str, float]:
     (record,) = store.catalogue.records()
     files = files_of(root)
     n_bytes = sum(p.stat().st_size for p in files)
-    ram = {
-        p.name + str(p.offset): memoryview(np.ones(p.n_bytes, dtype=np.uint8).data)
-        for p in store.restore(record)._parts
-    }
+    parts = restore_parts(store.layout, record.chunks, record.private)
+    ram = {p.name + str(p.offset): memoryview(np.ones(p.n_bytes, dtype=np.uint8).data) for p in parts}
     hot = memoryview(bytearray(MIB))
     everything = list(ram.values())
 
