@@ -78,6 +78,8 @@ public:
     // For private_loader. Gives the slot's recurrent state a place at this position: where it goes.
     bool has_recurrent() const { return recr_ != nullptr; }
     std::vector<tensor_range> place_recurrent(uint32_t slot, int32_t n_tokens);
+    // Where it lies now: the next decode of any slot may move it.
+    std::vector<tensor_range> recurrent_ranges(uint32_t slot, int32_t n_tokens) const;
     size_t ring_cells() const;  // 0: no ring
     const std::vector<row_tensor> & ring_rows(uint32_t slot) const { return ring_rows_[slot]; }
     // Sets the ring's cells from a table of int32 positions (-1 = free); refuses an impossible one.
@@ -102,7 +104,6 @@ private:
     kv_template describe(llama_kv_cache * kv, const std::string & prefix, bool as_rows);
     void replay_cells(const kv_template & t, uint32_t slot, const std::vector<uint32_t> & cells,
                       const std::vector<int32_t> & pos, const int32_t * tokens) const;
-    std::vector<tensor_range> recurrent_ranges(uint32_t slot, int32_t n_tokens) const;
 
     llama_context * ctx_;
     uint32_t n_slots_;

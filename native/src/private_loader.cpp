@@ -22,12 +22,23 @@ void private_loader::plan() {
         for (const tensor_range & range : mem_.place_recurrent(slot_, n_tokens_)) {
             sections_.push_back({range});
         }
+        n_recurrent_ = sections_.size();
     }
     if (const size_t cells = mem_.ring_cells()) {
         sections_.push_back({{nullptr, 0, 4 * cells}});
         for (const row_tensor & r : mem_.ring_rows(slot_)) {
             sections_.push_back({{r.tensor, 0, r.row_bytes * cells}});
         }
+    }
+}
+
+void private_loader::locate() {
+    if (n_recurrent_ == 0) {
+        return;
+    }
+    const std::vector<tensor_range> now = mem_.recurrent_ranges(slot_, n_tokens_);
+    for (size_t i = 0; i < n_recurrent_; ++i) {
+        sections_[i].range = now.at(i);
     }
 }
 
@@ -46,6 +57,7 @@ void private_loader::feed(transfer & io, const uint8_t * data, size_t n) {
         }
         plan();
     }
+    locate();
     while (n > 0) {
         const tensor_range & range = sections_[current_].range;
         const size_t take = std::min(n, range.n_bytes - in_section_);
@@ -67,7 +79,8 @@ void private_loader::feed(transfer & io, const uint8_t * data, size_t n) {
     }
 }
 
-void private_loader::wipe(transfer & io) const {
+void private_loader::wipe(transfer & io) {
+    locate();
     for (size_t i = 0; i < sections_.size() && i <= current_; ++i) {
         if (sections_[i].range.tensor) {
             io.zero(sections_[i].range.tensor, sections_[i].range.offset, sections_[i].range.n_bytes);

@@ -2,7 +2,9 @@
 //
 //     [ header ][ recurrent tensors ][ ring cell table ][ ring tensors ]      as memory::private_out wrote it
 //
-// Header and cell table are looked at; tensor bytes go straight to where they belong.
+// Header and cell table are looked at; tensor bytes go straight to where they belong.  Other slots
+// may run between two feeds, and a joint pass of theirs may move this slot's recurrent cell (with its
+// bytes) to another place: where the cell lies is asked for at every feed, never remembered.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +24,14 @@ public:
     size_t fed() const { return fed_; }
     bool complete() const { return fed_ == mem_.private_bytes(); }
     // Zeroes the tensors that were (partly) filled.
-    void wipe(transfer & io) const;
+    void wipe(transfer & io);
 
 private:
     struct section {
         tensor_range range;  // tensor == nullptr: host bytes, gathered in host_
     };
     void plan();
+    void locate();
 
     memory & mem_;
     uint32_t slot_;
@@ -37,6 +40,7 @@ private:
     std::vector<uint8_t> header_;
     std::vector<uint8_t> table_;
     std::vector<section> sections_;
+    size_t n_recurrent_ = 0;  // the first sections
     size_t current_ = 0;   // section being filled
     size_t in_section_ = 0;
 };

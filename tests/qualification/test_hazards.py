@@ -108,6 +108,56 @@ def test_other_slots_run_while_one_is_restored(variant: str) -> None:
     assert harness.n_different(np.concatenate(logits), undisturbed.logits) == 0
 
 
+@pytest.mark.native
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["finished", "given up"])
+@pytest.mark.parametrize("variant", ["qwen4exp", "qwen35", "lfm2", "mamba2", "gemma3-ring"])
+def test_recurrent_cells_that_move_during_a_restore(variant: str, ending: str) -> None:
+    """A slot's recurrent cell is not its number, and joint passes move cells to lie side by side.
+
+    Cells in order of first use: slot 3, slot 1 (being restored), slot 2.  Passes of 2 and 3 together
+    then need cells next to each other, and the restored slot's lies in between.
+    """
+    model = _model(variant)
+    with model.open() as backend:
+        inventory = backend.info.inventory
+        assert inventory is not None
+        plan = _plan(backend, variant)
+        others = harness.make_plan("others", 60, True, backend.info.n_vocab)
+        with model.open() as source:
+            (checkpoint,) = harness.take(source, 0, plan)
+        alone = sum(1 for one in others.before if len(one) == 1)
+
+        backend.decode([Span(3, plan.conversations[0][:1], False)])  # the first cell; emptied, it keeps no claim
+        backend.truncate(3, 0)
+        neighbour = [one for one in others.before[:alone] if one[0][0] == 1]
+        subject = [one for one in others.before[:alone] if one[0][0] == 0]
+        harness.execute(backend, 2, others, neighbour)
+        backend.begin_restore(1, checkpoint.tokens, trusted=True)
+        half = checkpoint.private.nbytes // 2
+        backend.load_private_bytes(1, 0, checkpoint.private[:half])
+        harness.execute(backend, 2, others, subject)
+        harness.execute(backend, 2, others, others.before[alone:])  # beside each other
+        backend.load_private_bytes(1, half, checkpoint.private[half:])
+        harness.execute(backend, 2, others, others.after[:3])
+        if ending == "finished":
+            for i, chunk in enumerate(checkpoint.chunks):
+                n_rows = chunk.nbytes // inventory.row_bytes
+                backend.load_rows(1, i * harness.CHUNK_ROWS, n_rows, chunk, n_rows)
+            backend.finish_restore(1)
+            restored = harness.proceed(backend, 1, plan)
+        else:
+            backend.abort_restore(1)
+        logits = harness.execute(backend, 2, others, others.after[3:])
+        ends = tuple(harness.capture(backend, 2 + who, others.conversations[who]) for who in others.who)
+    undisturbed = harness.uninterrupted(model, others)
+    for a, b in zip(undisturbed.end, ends, strict=True):
+        assert _same(harness.compare_states(a, b))
+    assert harness.n_different(undisturbed.logits[-len(logits) :], logits) == 0
+    if ending == "finished":
+        assert _same(harness.compare(harness.uninterrupted(model, plan), restored))
+
+
 # -- a slot used before --------------------------------------------------------------------------
 
 
