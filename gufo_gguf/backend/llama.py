@@ -301,6 +301,10 @@ class LlamaBackend:
     def load_private(self, slot: int, buffer: Bytes) -> None:
         native.check(self._lib.gufo_load_private(self._state, slot, native.pointer(buffer), buffer.nbytes))
 
+    def wait_restore(self, slot: int) -> None:
+        """Wait for the copies of a running restore that are only queued on a device."""
+        native.check(self._lib.gufo_wait_restore(self._state, slot))
+
     def finish_restore(self, slot: int) -> None:
         native.check(self._lib.gufo_finish_restore(self._state, slot))
 

@@ -75,6 +75,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gufo_load_row_bytes": (c.c_int, [_P, _U32, _U32, _U32, _U32, _U64, _P, _U64]),
     "gufo_load_private_bytes": (c.c_int, [_P, _U32, _U64, _P, _U64]),
     "gufo_load_private": (c.c_int, [_P, _U32, _P, _U64]),
+    "gufo_wait_restore": (c.c_int, [_P, _U32]),
     "gufo_finish_restore": (c.c_int, [_P, _U32]),
     "gufo_abort_restore": (c.c_int, [_P, _U32]),
     "gufo_metadata": (c.c_int, [_P, _U32, _P, _U64, c.POINTER(_U64)]),
@@ -112,7 +113,9 @@ def library() -> c.CDLL:
     bindings()  # loads libllama and the ggml libraries first
     lib = c.CDLL(str(folder / library_name("gufo")))
     for name, (restype, argtypes) in _SIGNATURES.items():
-        function = getattr(lib, name)
+        function = getattr(lib, name, None)
+        if function is None:
+            raise ConfigError(f"{folder} holds a libgufo without {name}, older than this package: run `make native`")
         function.restype = restype
         function.argtypes = argtypes
     if lib.gufo_abi_version() != ABI_VERSION:

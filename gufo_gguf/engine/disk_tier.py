@@ -123,7 +123,7 @@ class DiskTier:
         if self._restored is not None and self._restored[2] == lease and len(parts.tokens) >= self._restored[1]:
             record, _, _ = self._restored
             pairs = [(int(chunk), ref.key) for (chunk, _), ref in zip(parts.chunks, record.chunks, strict=False)]
-            self._post(lambda: [self.queue.bind(chunk, key) for chunk, key in pairs] and None)
+            self._post(lambda: self._bind(pairs))
             self._restored = None
         if origin not in (Origin.PROMPT, Origin.LEARNED):
             return
@@ -132,6 +132,10 @@ class DiskTier:
             self._skipped = [*self._skipped[-63:], (checkpoint, parts.scope, parts.tokens)]
             return
         self._want(checkpoint, parts.scope, parts.tokens, origin)
+
+    def _bind(self, pairs: list[tuple[int, str]]) -> None:
+        for chunk, key in pairs:
+            self.queue.bind(chunk, key)
 
     def _too_close(self, scope: str, tokens: Tokens) -> bool:
         """Is one of the same history, less than the spacing before, written or queued already?"""
@@ -260,6 +264,9 @@ class DiskTier:
             raise StoreError("the checkpoint is no longer on disk")
         try:
             return self._stream(lease, plan, tokens, record)
+        except StateRejected:  # its files may be whole and still not be a state of this layout
+            self._forget(record, MissReason.QUARANTINED)
+            raise
         finally:
             self._store.catalogue.unpin_record(record)
 
@@ -308,7 +315,10 @@ class DiskTier:
         for record in list(self._of_number.values()):
             if record.key == key or record.private.key == key or any(ref.key == key for ref in record.chunks):
                 self._forget(record, MissReason.QUARANTINED)
-        self._post(lambda: self.queue.quarantine(damage) and None)
+        self._post(lambda: self._quarantine(damage))
+
+    def _quarantine(self, damage: Damage) -> None:
+        self.queue.quarantine(damage)
 
     # -- eviction order --------------------------------------------------------------------------
     def rank(self, record: DiskRecord) -> tuple[int, int] | None:

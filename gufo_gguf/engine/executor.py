@@ -47,7 +47,8 @@ class Executor:
         self._clock = clock
         self._staging: Bytes | None = None
         self.disk: DiskTier | None = None
-        self._disk_logits: Logits | None = None
+        self._restored_logits: tuple[tuple[int, int], Logits] | None = None
+        """((slot, tokens), logits) of the newest restore from disk that had some."""
 
     # -- before a request runs -------------------------------------------------------------------
     def admit(self, admission: Admission, tokens: Tokens, report: RequestReport) -> int:
@@ -84,8 +85,10 @@ class Executor:
         backend, slot = self._backend, lease.slot
         if plan.tier is Tier.DISK:
             assert self.disk is not None, "a plan names the disk tier, and there is none"
-            self._disk_logits = self.disk.restore(lease, plan, tokens)
+            logits = self.disk.restore(lease, plan, tokens)
+            self._restored_logits = None if logits is None else ((slot, plan.n_tokens), logits)
             return
+        self._restored_logits = None
         rows = backend.info.inventory
         assert rows is not None
         backend.begin_restore(slot, tokens[: plan.n_tokens], plan.keep_rows, trusted=True)
@@ -112,10 +115,15 @@ class Executor:
         raise BackendError(f"no reader for rows that lie in {type(source).__name__}")
 
     def preserve(self, copies: tuple[RowCopy, ...]) -> None:
-        """Copy borrowed rows into their backing memory; each copy is told to the manager at once."""
-        for copy in copies:
-            self._backend.rows_out(copy.slot, copy.first_row, copy.n_rows, self._buffer(copy.dst))
-            self._manager.preserve_done((copy,))
+        """Copy borrowed rows into their backing memory; what was copied counts even if a later copy fails."""
+        done: list[RowCopy] = []
+        try:
+            for copy in copies:
+                self._backend.rows_out(copy.slot, copy.first_row, copy.n_rows, self._buffer(copy.dst))
+                done.append(copy)
+        finally:
+            if done:
+                self._manager.preserve_done(tuple(done))
 
     # -- captures --------------------------------------------------------------------------------
     def capture(self, lease: Lease, point: CapturePoint, report: RequestReport) -> None:
@@ -130,7 +138,7 @@ class Executor:
                 if ticket.private is not None:
                     backend.private_out(slot, self._buffer(ticket.private))
                 if ticket.logits is not None:
-                    self._buffer(ticket.logits)[:] = backend.logits(slot).view(np.uint8)
+                    self._buffer(ticket.logits)[:] = self._logits(slot).view(np.uint8)
             except (BackendError, ValueError, MemoryError) as error:
                 log.warning("capture at %d failed: %s", point.boundary, error)
                 self._manager.abandon_capture(ticket, str(error))
@@ -142,10 +150,16 @@ class Executor:
         self._collect()
         report.capture_ms += 1e3 * (self._clock() - started)
 
+    def _logits(self, slot: int) -> Logits:
+        """Of the slot's state now: just restored with them, or just computed."""
+        if self._restored_logits is not None and self._restored_logits[0] == (slot, self._backend.position(slot)):
+            return self._restored_logits[1]
+        return self._backend.logits(slot)
+
     def logits_of(self, plan: RestorePlan) -> np.ndarray | None:
         """Stored next-token logits of a restored checkpoint, a copy; None when it has none."""
         if plan.tier is Tier.DISK:
-            return self._disk_logits
+            return None if self._restored_logits is None else self._restored_logits[1]
         return None if plan.logits is None else self._buffer(plan.logits).view(np.float32).copy()
 
     # -- while nothing runs ----------------------------------------------------------------------

@@ -113,6 +113,8 @@ GUFO_API int gufo_load_row_bytes(gufo_state * state, uint32_t slot, uint32_t fir
                                  const void * data, uint64_t n_bytes);
 GUFO_API int gufo_load_private_bytes(gufo_state * state, uint32_t slot, uint64_t offset, const void * data, uint64_t n_bytes);
 GUFO_API int gufo_load_private(gufo_state * state, uint32_t slot, const void * buffer, uint64_t buffer_bytes);
+// Waits for queued copies; the buffers given so far may then be reused.
+GUFO_API int gufo_wait_restore(gufo_state * state, uint32_t slot);
 GUFO_API int gufo_finish_restore(gufo_state * state, uint32_t slot);
 GUFO_API int gufo_abort_restore(gufo_state * state, uint32_t slot);
 

@@ -170,6 +170,13 @@ int gufo_load_private_bytes(gufo_state * state, uint32_t slot, uint64_t offset, 
     });
 }
 
+int gufo_wait_restore(gufo_state * state, uint32_t slot) {
+    return guarded([&] {
+        state->restoring(slot).io->finish();
+        return static_cast<int>(GUFO_OK);
+    });
+}
+
 int gufo_finish_restore(gufo_state * state, uint32_t slot) {
     return guarded_load(state, slot, [&] {
         restore_progress & r = state->restoring(slot);
