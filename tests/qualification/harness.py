@@ -182,7 +182,7 @@ class Loading(StrEnum):
     ONE_BY_ONE = "one by one"
     """Chunk after chunk, each looked through for NaN."""
     BLOCKS = "blocks"
-    """All chunks in one call, at equal distances in one buffer: one copy per tensor."""
+    """All chunks in one call; runs of them at equal distances are one copy per tensor."""
     PARTS = "parts"
     """As through a small buffer from a disk, in parts of a size that divides nothing."""
 
@@ -248,12 +248,16 @@ def _pieces(backend: LlamaBackend, checkpoint: Checkpoint, keep_rows: int, n: in
 
 
 def _in_one_buffer(backend: LlamaBackend, pieces: list[RestorePiece]) -> list[RestorePiece]:
-    """The same pieces, their buffers at equal distances in one (alive while a view of it is)."""
+    """The same pieces in one buffer (alive while a view of it is).
+
+    Two at one distance, then a longer gap, then the rest: a run of equal distances ends and begins.
+    """
     distance = max((buffer.nbytes for _, _, buffer, _ in pieces), default=0) + 64
-    whole = backend.alloc(distance * len(pieces))
+    whole = backend.alloc(distance * len(pieces) + 192)
     moved = []
     for i, (first, n_rows, buffer, buffer_rows) in enumerate(pieces):
-        view = whole[i * distance : i * distance + buffer.nbytes]
+        at = i * distance + (192 if i >= 2 else 0)
+        view = whole[at : at + buffer.nbytes]
         view[:] = buffer
         moved.append((first, n_rows, view, buffer_rows))
     return moved
