@@ -1,12 +1,12 @@
-# make serve      virtual environment, native build, default model, server on 127.0.0.1:8080
+# make serve      virtual environment, native build, server on 127.0.0.1:8080 with Owlet, our small model
 # make test       all tests
 # 
 # BACKEND=cpu|cuda|hip|vulkan|metal   what the native part is built for
 # GPU_TARGETS=...                     GPU architectures (hip: gfx1151 unless given; cuda: the GPUs found)
 # CMAKE_FLAGS=...                     more definitions for llama.cpp, for example -DGGML_NATIVE=OFF
-# MODEL=path.gguf HOST= PORT= ARGS=   what `make serve` serves, where, and more flags of `gufo serve`
+# MODEL=path.gguf HOST= PORT= ARGS=   what `make serve` serves (or smollm2), where, and more flags of `gufo serve`
 # PYTHON=python3.12                   the Python that makes .venv
-# GUFO_CACHE_DIR=...                  where downloads, native builds and the default model are kept
+# GUFO_CACHE_DIR=...                  where downloads and native builds are kept
 
 BACKEND     ?= cpu
 GPU_TARGETS ?=
@@ -32,9 +32,7 @@ help:
 	@echo 'Targets: serve test test-fast qualify native tools lint format clean'
 
 serve: native
-	@model='$(MODEL)'; \
-	if [ -z "$$model" ]; then model=$$($(PY) -m gufo_gguf.models.default) || exit 1; fi; \
-	exec .venv/bin/gufo serve "$$model" --host '$(HOST)' --port '$(PORT)' $(ARGS)
+	@exec .venv/bin/gufo serve $(if $(MODEL),'$(MODEL)') --host '$(HOST)' --port '$(PORT)' $(ARGS)
 
 venv:
 	@$(PYTHON) $(BUILD) venv $(KIND)

@@ -37,7 +37,7 @@ from gufo_gguf.cache.types import Tokens
 from gufo_gguf.core.errors import ConfigError
 from gufo_gguf.engine.engine import Engine, EngineOptions
 from gufo_gguf.engine.types import Finished, GenerateRequest, SamplingParams
-from gufo_gguf.models.default import default_model
+from gufo_gguf.models.default import model_path
 
 GOAL = 0.95
 N_UBATCH = 512
@@ -151,14 +151,14 @@ class EngineRuns:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Single-stream speed against llama-bench")
-    parser.add_argument("--model", type=Path, help="default: the one of `make serve`")
+    parser.add_argument("--model", type=Path, default="smollm2", help="file or name; default: smollm2")
     parser.add_argument("--llama-bench", type=Path, help="default: the one that `make tools` built")
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--decode", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
-    program, model = arguments.llama_bench or find_llama_bench(), arguments.model or default_model()
+    program, model = arguments.llama_bench or find_llama_bench(), model_path(arguments.model)
     sizes = (arguments.prompt, arguments.decode)
     n_ctx = -(-2 * sum(sizes) // 256) * 256
     options = LlamaOptions(n_ctx=n_ctx, n_slots=2, n_ubatch=N_UBATCH, n_threads=arguments.threads)

