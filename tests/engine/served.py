@@ -34,6 +34,9 @@ class Reply:
     text: str
     logprobs: tuple[tuple[Any, ...], ...]
     usage: dict[str, Any]
+    tokens: tuple[tuple[int, tuple[Any, ...]], ...] = ()
+    """(token id, (its log-probability, (id, log-probability) of the likeliest …)) of each generated token."""
+    message: dict[str, Any] = field(default_factory=dict)
 
     @property
     def exact(self) -> tuple[str, tuple[tuple[Any, ...], ...]]:
@@ -75,7 +78,8 @@ def ask(http: httpx.Client, messages: list[dict[str, Any]], **fields: Any) -> Re
     message = choice["message"]
     text = (message.get("reasoning_content") or "") + (message.get("content") or "")
     assert logprobs, "nothing to compare"
-    return Reply(text, logprobs, found["usage"])
+    tokens = tuple((p["id"], (p["logprob"], *((t["id"], t["logprob"]) for t in p["top_logprobs"]))) for p in shown)
+    return Reply(text, logprobs, found["usage"], tokens, message)
 
 
 @dataclass
