@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 _LOOK_CTX = 8192
 """Longer than any window plus micro-batch, so that a sliding window's private size is the real one."""
-_FIT_TOKENS = (2048, 8192, 32_768, 131_072)
-_BLOCK = 4096
 _COLOURS = {Level.NOTE: "cyan", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 
 Section = dict[str, str]
@@ -81,6 +79,8 @@ def doctor(
         findings += disk_findings(_disk(sections, cache_disk, cache_disk_bytes))
     if model is not None:
         from gufo_gguf.backend.llama import LlamaBackend, LlamaOptions
+        from gufo_gguf.cache.types import CacheLimits, StateShape
+        from gufo_gguf.engine.budget import fit_table
 
         options = LlamaOptions(
             n_ctx=_LOOK_CTX, n_batch=max(ubatch_size, 512), n_ubatch=ubatch_size, n_threads=threads,
@@ -90,8 +90,9 @@ def doctor(
             looked = _model(sections, backend, ctx_size, sessions, cache_ram_bytes)
         findings += model_findings(looked)
         if looked.uncacheable is None:
-            lengths = sorted(tokens) if tokens else [n for n in _FIT_TOKENS if n <= looked.n_ctx] or [looked.n_ctx]
-            table = [_fit(looked, n, cache_disk_bytes if cache_disk is not None else 0) for n in lengths]
+            shape = StateShape(looked.row_bytes, looked.private_bytes, 0)
+            on_disk = cache_disk_bytes if cache_disk is not None else 0
+            table = fit_table(shape, CacheLimits(looked.ram_budget), on_disk, looked.n_ctx, tuple(sorted(tokens or ())))
     if as_json:
         typer.echo(json.dumps({"sections": sections, "fit": table, "findings": [asdict(f) for f in findings]}))
     else:
@@ -228,26 +229,6 @@ def _disk(sections: dict[str, Section], folder: Path, budget: int) -> DiskFacts:
     }
     in_use = f"{folder} is in use by process {pid}" if pid else ""
     return DiskFacts(str(folder), problem, in_use, budget, free, used)
-
-
-def _fit(facts: ModelFacts, n_tokens: int, disk_bytes: int) -> dict[str, int]:
-    from gufo_gguf.cache.types import CacheLimits
-    from gufo_gguf.engine.budget import conversations_that_fit
-
-    most = CacheLimits(0).max_checkpoints
-    rows = CacheLimits(0).chunk_rows
-    # on disk: whole blocks per chunk and private file, and a manifest of 4 bytes a token and 40 a chunk
-    chunks = n_tokens // rows if facts.row_bytes else 0
-    manifest = 1024 + 4 * n_tokens + 40 * chunks
-    own = chunks * (-facts.row_bytes * rows % _BLOCK) + manifest + 2 * _BLOCK
-    return {
-        "tokens": n_tokens,
-        "bytes": n_tokens * facts.row_bytes + facts.private_bytes,
-        "ram": conversations_that_fit(
-            facts.ram_budget, n_tokens, facts.row_bytes, facts.private_bytes, max_checkpoints=most
-        ),
-        "disk": conversations_that_fit(disk_bytes, n_tokens, facts.row_bytes, facts.private_bytes, own_bytes=own),
-    }
 
 
 # -- showing -------------------------------------------------------------------------------------

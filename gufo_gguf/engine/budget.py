@@ -1,4 +1,4 @@
-"""How much RAM the cache may use when nobody says: half of what is free, at most 32 GiB.
+"""How much RAM the cache may use when nobody says (half of what is free, at most 32 GiB), and what fits.
 
 "Free" is what the kernel calls available, cut down to what a cgroup still allows; memory-mapped
 weights that were just read count as available there, so the model's own bytes are taken off when
@@ -10,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
+
+from gufo_gguf.cache.types import CacheLimits, StateShape
 
 AUTOMATIC_MAX = 32 << 30
 _CGROUP = Path("/sys/fs/cgroup")
@@ -58,3 +60,33 @@ def conversations_that_fit(
     each = n_tokens * row_bytes + private_bytes + own_bytes
     fit = budget_bytes // each if each else 0
     return fit if max_checkpoints is None else min(fit, max_checkpoints)
+
+
+FIT_TOKENS = (2048, 8192, 32_768, 131_072)
+_BLOCK = 4096
+
+
+def fit_table(
+    shape: StateShape, limits: CacheLimits, disk_bytes: int, n_ctx: int, lengths: tuple[int, ...] = ()
+) -> list[dict[str, int]]:
+    """Budgets in conversations of N tokens: N, the bytes of one, and how many RAM and disk keep.
+
+    ``lengths``: the Ns; by default some round ones that fit the context.
+    """
+    rows = []
+    for n_tokens in lengths or tuple(n for n in FIT_TOKENS if n <= n_ctx) or (n_ctx,):
+        # on disk: whole blocks per chunk and private file, and a manifest of 4 bytes a token and 40 a chunk
+        chunks = n_tokens // shape.chunk_rows if shape.row_bytes else 0
+        own = chunks * (-shape.chunk_bytes % _BLOCK) + 1024 + 4 * n_tokens + 40 * chunks + 2 * _BLOCK
+        row_bytes, private_bytes, most = shape.row_bytes, shape.private_bytes, limits.max_checkpoints
+        rows.append(
+            {
+                "tokens": n_tokens,
+                "bytes": n_tokens * row_bytes + private_bytes,
+                "ram": conversations_that_fit(
+                    limits.ram_bytes, n_tokens, row_bytes, private_bytes, max_checkpoints=most
+                ),
+                "disk": conversations_that_fit(disk_bytes, n_tokens, row_bytes, private_bytes, own_bytes=own),
+            }
+        )
+    return rows

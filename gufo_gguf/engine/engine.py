@@ -31,7 +31,7 @@ from gufo_gguf.cache.manager import CacheManager
 from gufo_gguf.cache.types import CacheLimits, Lookup, PromptView, StateShape, Tokens
 from gufo_gguf.core.errors import ConfigError, ContextLengthExceeded, GufoError, Overloaded, RequestError, StoreError
 from gufo_gguf.engine.bridge import Owner
-from gufo_gguf.engine.budget import automatic_ram_bytes
+from gufo_gguf.engine.budget import automatic_ram_bytes, fit_table
 from gufo_gguf.engine.disk_tier import DiskTier
 from gufo_gguf.engine.disk_writer import DiskWriter
 from gufo_gguf.engine.executor import Executor
@@ -257,7 +257,10 @@ class Engine:
             return
         self._closed = True
         if self._disk is not None:  # what should survive a restart is queued while the owner still runs
-            self._owner.ask(self._queue_newest).exception(drain_s)
+            try:
+                self._owner.ask(self._queue_newest).exception(drain_s)
+            except TimeoutError:
+                log.warning("a pass took longer than %.0f s: the newest boundaries are not written to disk", drain_s)
             self._disk.close(drain_s)
         if not self._owner.stop(drain_s):
             log.error("the owner thread did not stop within %.0f s; the model is left to the process's end", drain_s)
@@ -305,6 +308,12 @@ class Engine:
             "chunk_rows": self._shape.chunk_rows,
             "ram": asdict(self._manager.stats()),
             "disk": self._disk.status() if self._disk is not None else None,
+            "fits": fit_table(
+                self._shape,
+                self._manager.limits,
+                self._disk.status()["budget_bytes"] if self._disk is not None else 0,  # type: ignore[arg-type]
+                self.info.n_ctx,
+            ),
             "pool": {"held_bytes": self._pool.held_bytes, "peak_bytes": self._pool.peak_bytes},
             "checkpoints": [asdict(row) for row in self._manager.checkpoints()],
         }

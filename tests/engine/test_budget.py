@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from gufo_gguf.engine.budget import AUTOMATIC_MAX, automatic_ram_bytes, cgroup_available
+from gufo_gguf.cache.types import CacheLimits, StateShape
+from gufo_gguf.engine.budget import AUTOMATIC_MAX, automatic_ram_bytes, cgroup_available, fit_table
 
 GIB = 1 << 30
 
@@ -32,3 +33,15 @@ def test_version_one_of_the_interface(tmp_path: Path) -> None:
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text(str(3 * GIB))
     (tmp_path / "memory" / "memory.usage_in_bytes").write_text(str(GIB))
     assert cgroup_available(tmp_path) == 2 * GIB
+
+
+def test_budgets_in_conversations() -> None:
+    shape, limits = StateShape(1000, 50_000, 0, chunk_rows=256), CacheLimits(100_000_000)
+    table = fit_table(shape, limits, 1_000_000_000, 40_000)
+    assert [row["tokens"] for row in table] == [2048, 8192, 32_768]
+    assert [row["bytes"] for row in table] == [2_098_000, 8_242_000, 32_818_000]
+    assert [row["ram"] for row in table] == [47, 12, 3]
+    for row in table:  # blocks and manifests cost something, and less than a tenth
+        assert 0.9 * (1_000_000_000 // row["bytes"]) <= row["disk"] < 1_000_000_000 / row["bytes"]
+    assert fit_table(shape, limits, 0, 1024)[0] == {"tokens": 1024, "bytes": 1_074_000, "ram": 93, "disk": 0}
+    assert [r["ram"] for r in fit_table(StateShape(1, 0, 0), limits, 0, 100, (10, 20))] == [128, 128]

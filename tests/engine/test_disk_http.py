@@ -79,7 +79,9 @@ def test_a_stopped_server_goes_on_where_it_was(model: Path, tmp_path: Path) -> N
     stored = on_disk(folder)
     assert stored and stored[-1] == last_stable, "SIGTERM writes the newest boundary whatever its spacing"
     with served(model, "-c", 2048, "-j", 2, "--cache-disk", folder) as second:
-        assert second.cache()["disk"]["checkpoints"] == len(stored)
+        status = second.cache()
+        assert status["disk"]["checkpoints"] == len(stored)
+        assert all(row["ram"] > 0 and row["disk"] > row["ram"] for row in status["fits"])
         third = talk.turn(second.http, "Third?")
         assert third.source == "disk" and third.cached >= stored[-1] > 300
         cold = ask(second.http, talk.messages[:-1], cache_prompt=False)
