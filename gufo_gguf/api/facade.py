@@ -271,4 +271,4 @@ def as_messages(messages: Messages) -> list[Message]:
         return [{"role": "user", "content": messages}]
     if isinstance(messages, np.ndarray | Mapping) or not isinstance(messages, Sequence):
         raise RequestError("messages: a string, or a list of mappings with role and content", param="messages")
-    return [*messages]  # type: ignore[list-item]  # str was taken out above
+    return [*messages]

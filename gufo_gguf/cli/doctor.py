@@ -41,7 +41,9 @@ Section = dict[str, str]
 
 
 def doctor(
-    model: Annotated[Path | None, typer.Argument(help="A GGUF file to look at.", show_default=False)] = None,
+    model: Annotated[
+        Path | None, typer.Argument(help="A GGUF file, or the name of a model, to look at.", show_default=False)
+    ] = None,
     ctx_size: Annotated[int, typer.Option("--ctx-size", "-c", min=0, envvar="GUFO_CTX_SIZE", help="As of serve.")] = 0,
     sessions: Annotated[int, typer.Option("--sessions", "-j", min=1, envvar="GUFO_SESSIONS", help="As of serve.")] = 1,
     threads: Annotated[int, typer.Option("--threads", "-t", min=0, envvar="GUFO_THREADS", help="As of serve.")] = 0,
@@ -81,12 +83,13 @@ def doctor(
         from gufo_gguf.backend.llama import LlamaBackend, LlamaOptions
         from gufo_gguf.cache.types import CacheLimits, StateShape
         from gufo_gguf.engine.budget import fit_table
+        from gufo_gguf.models.default import model_path
 
         options = LlamaOptions(
             n_ctx=_LOOK_CTX, n_batch=max(ubatch_size, 512), n_ubatch=ubatch_size, n_threads=threads,
             cache_type_k=cache_type_k, cache_type_v=cache_type_v, swa_full=swa_full,
         )  # fmt: skip
-        with LlamaBackend(model, options) as backend:
+        with LlamaBackend(model_path(model), options) as backend:
             looked = _model(sections, backend, ctx_size, sessions, cache_ram_bytes)
         findings += model_findings(looked)
         if looked.uncacheable is None:
@@ -189,6 +192,7 @@ def _model(
         sections["state"]["a slot's context"] = (
             f"{show_bytes(slot)} for {facts.n_ctx:,} tokens, {show_bytes(slot * sessions)} for {sessions} sessions"
         )
+        sections["state"]["copies go through"] = "pinned host memory" if backend.pinned else "ordinary host memory"
     budget = show_bytes(facts.ram_budget)
     sections["state"]["RAM budget"] = f"{budget} (automatic)" if cache_ram_bytes is None else budget
     return facts
