@@ -103,7 +103,7 @@ def _tensor_list_end(raw: bytes, at: int) -> int | None:
     if transposed or not 0 < n_layer <= _LAYERS_MAX:
         return None
     for n_entries in (2 * n_layer, n_layer):
-        end = at + 8 + n_entries * 12
+        end = int(at + 8 + n_entries * 12)
         if end <= len(raw):
             entries = np.frombuffer(raw, np.dtype([("type", "<u4"), ("row_bytes", "<u8")]), n_entries, at + 8)
             if (entries["type"] < 64).all() and ((entries["row_bytes"] - 1) < 1 << 24).all():

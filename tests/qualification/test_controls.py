@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from gufo_gguf.backend.llama import LlamaBackend
+from gufo_gguf.cache.types import Tokens
 from gufo_gguf.core.errors import StateRejected
 from tests.qualification import harness
 from tests.qualification.cases import BY_NAME, VARIANTS, Case, Path
@@ -36,7 +37,7 @@ class Run:
         self.reference: Outcome = harness.uninterrupted(self.model, self.plan)
         (self.checkpoint,) = harness.take(self.backend, 0, self.plan)
 
-    def differences(self, checkpoint: Checkpoint, announce: harness.Tokens | None = None) -> dict[str, int]:
+    def differences(self, checkpoint: Checkpoint, announce: Tokens | None = None) -> dict[str, int]:
         """What the comparison finds after continuing from a checkpoint that was tampered with."""
         self.backend.truncate(TARGET, 0)
         harness.restore(self.backend, TARGET, checkpoint, announce=announce)

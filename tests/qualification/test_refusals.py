@@ -94,7 +94,7 @@ WITH_ROWS = ("llama", "qwen4exp", "gemma3-ring")
 
 def _spoil(at: int, value: int) -> Callable[[np.ndarray], np.ndarray]:
     def change(private: np.ndarray) -> np.ndarray:
-        struct.pack_into("<i", private, at, value)
+        private[at : at + 4] = np.frombuffer(struct.pack("<i", value), np.uint8)
         return private
 
     return change

@@ -77,7 +77,8 @@ def test_settings_that_break_the_row_layout_are_refused_and_still_run(
             native.check(lib.gufo_position(state, 0, c.byref(position)))
             assert position.value == 0, "looking at the state left tokens behind"
             tokens, slots, want = np.arange(5, dtype=np.int32), np.zeros(5, np.uint32), np.zeros(5, np.int8)
-            native.check(lib.gufo_decode(state, 5, *map(native.pointer, (tokens, slots, want))))
+            arguments = (native.pointer(tokens), native.pointer(slots), native.pointer(want))
+            native.check(lib.gufo_decode(state, 5, *arguments))
             native.check(lib.gufo_position(state, 0, c.byref(position)))
             assert position.value == 5
         finally:
