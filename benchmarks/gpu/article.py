@@ -170,6 +170,7 @@ def conversation(path: Path, options: LlamaOptions, n: int, folder: Path) -> tup
     def note(name: str, end: Finished) -> Finished:
         shown, values = line(name, end)
         lines.append(shown)
+        print("  ... " + shown, flush=True)  # a run that is cut off has said what it measured
         data[name] = values
         return end
 
@@ -183,12 +184,12 @@ def conversation(path: Path, options: LlamaOptions, n: int, folder: Path) -> tup
         note("another conversation", ask(engine, text(3, 4000)))
         turn3 = turn2 + text(4, 60)
         note("RAM, slot was overwritten", ask(engine, turn3))
+        print(f"  ... six captures: {ram}", flush=True)
         for name, at in (("edit near the end", round(n * 85385 / 95439)), ("edit in the middle", round(n * 47734 / 95439))):
             edited = list(base)
             edited[at] = (edited[at] + 1) % 500
             end = note(f"{name}, token {at}", ask(engine, edited))
             lines[-1] += f"  {max(0, at - end.timings.cache_n)} unchanged tokens recomputed"
-        decode_on = decode_rate(engine, turn3)
         deadline = time.monotonic() + 60
         while engine.cache_status()["disk"]["waiting"] and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -197,10 +198,12 @@ def conversation(path: Path, options: LlamaOptions, n: int, folder: Path) -> tup
     lines.append(
         f"{len(cold.report.captured)} captures of the cold request: {ram['unique_bytes'] / 1e9:.2f} GB in RAM, full copies {ram['whole_bytes'] / 1e9:.2f} GB"
     )
+    print(f"  ... disk: {status}", flush=True)
     lines.append(f"on disk {status['used_bytes'] / 1e9:.2f} GB in {status['checkpoints']} checkpoints; check(): {problems or 'nothing'}")
     with open_engine() as engine:
         ask(engine, text(99, 600))
         note("disk, after a restart", ask(engine, turn3))
+        decode_on = decode_rate(engine, turn3)
     with Engine.load(path, EngineOptions(llama=options, cache=False)) as engine:
         ask(engine, turn3)
         decode_off = decode_rate(engine, turn3)

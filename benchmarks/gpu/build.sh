@@ -14,7 +14,7 @@ cmake -S "$source_dir" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_S
     -DGGML_CUDA=ON "-DCMAKE_CUDA_ARCHITECTURES=$arch" -DGGML_CUDA_NCCL=OFF -DLLAMA_OPENSSL=OFF \
     -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
     -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON > "$build.configure.log"
-ninja -C "$build" -j "$jobs" llama llama-common llama-server llama-bench > "$build.ninja.log"
+ninja -C "$build" -j "$jobs" ${GUFO_TARGETS:-llama llama-common llama-server llama-bench} > "$build.ninja.log"
 cmake -S "$here/native" -B "$build/overlay" -G Ninja -DCMAKE_BUILD_TYPE=Release \
     "-DGUFO_LLAMA_SOURCE=$source_dir" "-DGUFO_LLAMA_BUILD=$build" >> "$build.configure.log"
 ninja -C "$build/overlay" -j "$jobs" >> "$build.ninja.log"

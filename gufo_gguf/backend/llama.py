@@ -288,6 +288,7 @@ class LlamaBackend:
         for out, (first, n, buffer, buffer_rows) in zip(raw, pieces, strict=True):
             out.buffer, out.buffer_bytes = native.pointer(buffer), buffer.nbytes
             out.first, out.n, out.buffer_rows = first, n, buffer_rows
+            out.region = id(buffer if buffer.base is None else buffer.base)
         native.check(self._lib.gufo_load_pieces(self._state, slot, raw, len(pieces)))
 
     def load_row_bytes(self, slot: int, first: int, n: int, buffer_rows: int, offset: int, data: Bytes) -> None:

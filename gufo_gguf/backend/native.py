@@ -41,6 +41,7 @@ class NativePiece(c.Structure):
 
     _fields_ = [
         ("buffer", _P),
+        ("region", _U64),
         ("buffer_bytes", _U64),
         ("first", _U32),
         ("n", _U32),

@@ -92,6 +92,7 @@ GUFO_API int gufo_private_out(gufo_state * state, uint32_t slot, void * out, uin
 // A range of rows in a packed host buffer: its first n of buffer_rows rows become [first, first + n).
 struct gufo_piece {
     const void * buffer;
+    uint64_t region;  // names the allocation the buffer lies in; any numbers that differ between allocations
     uint64_t buffer_bytes;
     uint32_t first;
     uint32_t n;

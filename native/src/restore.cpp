@@ -61,11 +61,13 @@ int gufo_begin_restore(gufo_state * state, uint32_t slot, const int32_t * tokens
 }
 
 // How many pieces from the first on can be copied as one block per tensor: whole buffers of equal
-// rows that continue each other and lie at one distance in memory.
+// rows that continue each other and lie at one distance in one allocation (a device refuses a copy
+// that crosses from one pinned allocation into another, however close they lie).
 static uint32_t run_length(const gufo_piece * pieces, uint32_t n_pieces) {
     uint32_t n = 1;
     const auto address = [&](uint32_t i) { return reinterpret_cast<uintptr_t>(pieces[i].buffer); };
     while (n < n_pieces && pieces[0].n == pieces[0].buffer_rows && pieces[n].n == pieces[0].n && pieces[n].buffer_rows == pieces[0].n &&
+           pieces[n].region == pieces[0].region &&
            address(n) > address(n - 1) && address(n) - address(n - 1) == address(1) - address(0)) {
         ++n;
     }
