@@ -38,8 +38,7 @@ def open_engine(path: Path, n_ctx: int, *, cache: bool = True, ram: int | None =
 
 
 def ask(engine: Engine, prompt: list[int], n: int = 1) -> Finished:
-    for event in engine.submit(GenerateRequest(as_tokens(prompt), sampling=GREEDY, max_tokens=n)):
-        pass
+    *_, event = engine.submit(GenerateRequest(as_tokens(prompt), sampling=GREEDY, max_tokens=n))
     assert isinstance(event, Finished)
     if event.error is not None:
         raise event.error
@@ -54,7 +53,9 @@ def bench_capture(path: Path, repeats: int) -> None:
         for i in range(repeats):
             report_ = ask(engine, tokens(i, 600)).report
             capture_ms.append(report_.capture_ms / max(1, len(report_.captured)))
-            copies.append(1e3 * median(interleaved({"copy": lambda: target.__setitem__(slice(None), source)}, 9)["copy"]))
+            copies.append(
+                1e3 * median(interleaved({"copy": lambda: target.__setitem__(slice(None), source)}, 9)["copy"])
+            )
         goal = [1.2 * c + 2.0 for c in copies]
         mine, limit = median(capture_ms), median(goal)
     report(

@@ -36,8 +36,7 @@ def text(seed: int, n: int) -> list[int]:
 
 def ask(engine: Engine, tokens: list[int], n: int = 1) -> Finished:
     stable = (len(tokens) - 5,)
-    for event in engine.submit(GenerateRequest(as_tokens(tokens), sampling=GREEDY, max_tokens=n, stable=stable)):
-        pass
+    *_, event = engine.submit(GenerateRequest(as_tokens(tokens), sampling=GREEDY, max_tokens=n, stable=stable))
     assert isinstance(event, Finished)
     if event.error is not None:
         raise event.error
@@ -136,7 +135,13 @@ def copy_rates(rows_bytes: int, private_bytes: int) -> dict[str, Any]:
                 best = min(best, time.perf_counter() - t)
             return best
 
-        return {"kind": "memcpy", "rows_in": host(rows_bytes), "rows_out": host(rows_bytes), "private_out": host(private_bytes), "private_in": host(private_bytes)}
+        return {
+            "kind": "memcpy",
+            "rows_in": host(rows_bytes),
+            "rows_out": host(rows_bytes),
+            "private_out": host(private_bytes),
+            "private_in": host(private_bytes),
+        }
 
     def device(n: int, *, to_device: bool) -> float:
         pinned = torch.empty(n, dtype=torch.uint8, pin_memory=True)
@@ -165,7 +170,10 @@ def conversation(path: Path, options: LlamaOptions, n: int, folder: Path) -> tup
     disk = folder / "cache"
 
     def open_engine(**more: Any) -> Engine:
-        return Engine.load(path, EngineOptions(llama=options, cache_disk=disk, cache_disk_bytes=32 << 30, cache_ram_bytes=24 << 30, **more))
+        return Engine.load(
+            path,
+            EngineOptions(llama=options, cache_disk=disk, cache_disk_bytes=32 << 30, cache_ram_bytes=24 << 30, **more),
+        )
 
     def note(name: str, end: Finished) -> Finished:
         shown, values = line(name, end)
@@ -185,7 +193,10 @@ def conversation(path: Path, options: LlamaOptions, n: int, folder: Path) -> tup
         turn3 = turn2 + text(4, 60)
         note("RAM, slot was overwritten", ask(engine, turn3))
         print(f"  ... six captures: {ram}", flush=True)
-        for name, at in (("edit near the end", round(n * 85385 / 95439)), ("edit in the middle", round(n * 47734 / 95439))):
+        for name, at in (
+            ("edit near the end", round(n * 85385 / 95439)),
+            ("edit in the middle", round(n * 47734 / 95439)),
+        ):
             edited = list(base)
             edited[at] = (edited[at] + 1) % 500
             end = note(f"{name}, token {at}", ask(engine, edited))
@@ -199,7 +210,9 @@ def conversation(path: Path, options: LlamaOptions, n: int, folder: Path) -> tup
         f"{len(cold.report.captured)} captures of the cold request: {ram['unique_bytes'] / 1e9:.2f} GB in RAM, full copies {ram['whole_bytes'] / 1e9:.2f} GB"
     )
     print(f"  ... disk: {status}", flush=True)
-    lines.append(f"on disk {status['used_bytes'] / 1e9:.2f} GB in {status['checkpoints']} checkpoints; check(): {problems or 'nothing'}")
+    lines.append(
+        f"on disk {status['used_bytes'] / 1e9:.2f} GB in {status['checkpoints']} checkpoints; check(): {problems or 'nothing'}"
+    )
     with open_engine() as engine:
         ask(engine, text(99, 600))
         note("disk, after a restart", ask(engine, turn3))
@@ -207,7 +220,9 @@ def conversation(path: Path, options: LlamaOptions, n: int, folder: Path) -> tup
     with Engine.load(path, EngineOptions(llama=options, cache=False)) as engine:
         ask(engine, turn3)
         decode_off = decode_rate(engine, turn3)
-    lines.append(f"decode with the cache on {decode_on:.1f} tok/s, off {decode_off:.1f}: {decode_on / decode_off:.3f}   (goal 0.98)")
+    lines.append(
+        f"decode with the cache on {decode_on:.1f} tok/s, off {decode_off:.1f}: {decode_on / decode_off:.3f}   (goal 0.98)"
+    )
     data |= {"ram": ram, "disk": status, "decode_on": decode_on, "decode_off": decode_off}
     return lines, data
 
@@ -237,9 +252,16 @@ def main() -> None:
         if path is None:
             path = folder / "flash-next.gguf"
             started = time.perf_counter()
-            geometry = shape_geometry("flash-next", args.experts, **{k: v for k, v in (("n_layer", args.layers), ("n_embd", args.n_embd)) if v})
+            geometry = shape_geometry(
+                "flash-next",
+                args.experts,
+                **{k: v for k, v in (("n_layer", args.layers), ("n_embd", args.n_embd)) if v},
+            )
             write_shape("flash-next", geometry, path, ftype="q8_0")
-            print(f"model: {path.stat().st_size / 1e9:.2f} GB written in {time.perf_counter() - started:.0f} s", flush=True)
+            print(
+                f"model: {path.stat().st_size / 1e9:.2f} GB written in {time.perf_counter() - started:.0f} s",
+                flush=True,
+            )
         options = LlamaOptions(n_ctx=args.tokens + 4096, n_slots=1, n_threads=args.threads)
         if "transfers" not in args.skip:
             report("gpu-transfers", *transfers(path, options, args.tokens))

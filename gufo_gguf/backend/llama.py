@@ -56,7 +56,9 @@ def default_threads() -> int:
     """Physical cores this process may run on, at most 16."""
     import psutil
 
-    allowed = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else psutil.cpu_count() or 1
+    allowed = (
+        len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else psutil.cpu_count() or 1
+    )
     return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed, 16))
 
 
@@ -69,7 +71,9 @@ def _cache_type(flag: str, name: str) -> int:
 class LlamaBackend:
     """See ``backend.base.Backend``.  Raises ModelError with the file and llama.cpp's own reason."""
 
-    def __init__(self, path: str | Path, options: LlamaOptions = LlamaOptions(), progress: Callable[[float], None] | None = None) -> None:
+    def __init__(
+        self, path: str | Path, options: LlamaOptions = LlamaOptions(), progress: Callable[[float], None] | None = None
+    ) -> None:
         self.path = Path(path)
         self.options = options
         self._model: Any = None
@@ -240,7 +244,9 @@ class LlamaBackend:
         for span, end in zip(spans, np.cumsum(counts), strict=True):
             want[end - 1] = span.want_logits
         native.check(
-            self._lib.gufo_decode(self._state, len(tokens), native.pointer(tokens), native.pointer(slots), native.pointer(want))
+            self._lib.gufo_decode(
+                self._state, len(tokens), native.pointer(tokens), native.pointer(slots), native.pointer(want)
+            )
         )
 
     def logits(self, slot: int) -> Logits:
@@ -293,7 +299,9 @@ class LlamaBackend:
 
     def load_row_bytes(self, slot: int, first: int, n: int, buffer_rows: int, offset: int, data: Bytes) -> None:
         native.check(
-            self._lib.gufo_load_row_bytes(self._state, slot, first, n, buffer_rows, offset, native.pointer(data), data.nbytes)
+            self._lib.gufo_load_row_bytes(
+                self._state, slot, first, n, buffer_rows, offset, native.pointer(data), data.nbytes
+            )
         )
 
     def load_private_bytes(self, slot: int, offset: int, data: Bytes) -> None:

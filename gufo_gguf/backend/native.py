@@ -116,7 +116,7 @@ def library() -> c.CDLL:
     for name, (restype, argtypes) in _SIGNATURES.items():
         function = getattr(lib, name, None)
         if function is None:
-            raise ConfigError(f"{folder} holds a libgufo without {name}, older than this package: run `make native`")
+            raise ConfigError(f"{folder} holds a libgufo without {name}, an older one: run `make native`")
         function.restype = restype
         function.argtypes = argtypes
     if lib.gufo_abi_version() != ABI_VERSION:

@@ -36,7 +36,13 @@ class Vocab:
         ids = np.empty(len(data) + 16, dtype=np.int32)
         for _ in range(2):
             n = self._low.llama_tokenize(
-                self._vocab, data, len(data), ids.ctypes.data_as(c.POINTER(c.c_int32)), ids.size, add_special, parse_special
+                self._vocab,
+                data,
+                len(data),
+                ids.ctypes.data_as(c.POINTER(c.c_int32)),
+                ids.size,
+                add_special,
+                parse_special,
             )
             if n >= 0:
                 return [int(x) for x in ids[:n]]

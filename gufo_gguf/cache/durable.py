@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gufo_gguf.cache.checkpoints import Checkpoint
 from gufo_gguf.cache.chunks import Residence
+from gufo_gguf.cache.events import EventKind
 from gufo_gguf.cache.index import Entry
 from gufo_gguf.cache.tables import Tables
 from gufo_gguf.cache.types import (
@@ -67,7 +68,9 @@ class Durable:
         return self._t.shape
 
     # -- disk entries ----------------------------------------------------------------------------
-    def add(self, scope: str, tokens: Tokens, inputs: tuple[InputMark, ...], origin: Origin, *, has_logits: bool) -> int:
+    def add(
+        self, scope: str, tokens: Tokens, inputs: tuple[InputMark, ...], origin: Origin, *, has_logits: bool
+    ) -> int:
         """A checkpoint is durable: lookups find it from now on.  Returns its number, which is never reused."""
         number, self._next = self._next, self._next + 1
         self._known[number] = Known(scope, tokens, inputs, origin, has_logits, self._t.log.seq)
@@ -107,6 +110,18 @@ class Durable:
         assert c is not None
         chunks = tuple((chunk, self._t.chunks.get(chunk).buffer) for chunk in c.parts.chunks)
         return Export(c.scope, c.tokens, c.inputs, chunks, c.parts.private, c.parts.tail, c.parts.logits)
+
+    def refused(self, checkpoint: CheckpointId, n_tokens: int, origin: Origin, reason: str) -> None:
+        """Log that a RAM checkpoint does not go to disk, and why."""
+        self._t.log.emit(
+            EventKind.REFUSE,
+            reason=f"disk_{reason}",
+            checkpoint=int(checkpoint),
+            boundary=n_tokens,
+            origin=origin,
+            tier=Tier.DISK,
+            total_bytes=self._t.checkpoints.unique_bytes,
+        )
 
     def pin(self, checkpoint: CheckpointId) -> None:
         """Keep it (and its buffers' bytes) until ``unpin``."""

@@ -230,8 +230,8 @@ class Piece:
 class RestorePlan:
     """Bring a checkpoint into the leased slot.
 
-        0 ......... keep_rows ......... n_tokens
-        [ already in )[  pieces, in order  )
+    0 ......... keep_rows ......... n_tokens
+    [ already in )[  pieces, in order  )
     """
 
     checkpoint: CheckpointId

@@ -24,7 +24,9 @@ T = TypeVar("T")
 class Owner:
     """``step`` does a unit of model work, ``idle_step`` a unit of background work; both say if they did any."""
 
-    def __init__(self, step: Callable[[], bool], idle_step: Callable[[], bool], on_failure: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, step: Callable[[], bool], idle_step: Callable[[], bool], on_failure: Callable[[Exception], None]
+    ) -> None:
         self._step = step
         self._idle_step = idle_step
         self._on_failure = on_failure

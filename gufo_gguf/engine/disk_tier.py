@@ -88,7 +88,12 @@ class DiskTier:
         self._restored: tuple[DiskRecord, int, Lease] | None = None
         self.writer: DiskWriter | None = None
         self.queue = store.writer(self.rank, staging_bytes=staging_bytes, queue_bytes=queue_bytes)
-        self.counters = {"disk_writes_total": 0, "disk_restores_total": 0, "disk_damage_total": 0, "disk_refused_total": 0}
+        self.counters = {
+            "disk_writes_total": 0,
+            "disk_restores_total": 0,
+            "disk_damage_total": 0,
+            "disk_refused_total": 0,
+        }
 
     # -- start-up --------------------------------------------------------------------------------
     def load(self) -> int:
@@ -128,6 +133,7 @@ class DiskTier:
         if origin not in (Origin.PROMPT, Origin.LEARNED):
             return
         if origin is Origin.PROMPT and self._too_close(parts.scope, parts.tokens):
+            self._durable.refused(checkpoint, len(parts.tokens), origin, "spacing")
             self._drop_skipped(parts.scope, parts.tokens)
             self._skipped = [*self._skipped[-63:], (checkpoint, parts.scope, parts.tokens)]
             return
@@ -249,8 +255,11 @@ class DiskTier:
             self._add(outcome.record, write.tokens)
         elif outcome.result is not WriteResult.SUPERSEDED:
             self.counters["disk_refused_total"] += 1
+            self._durable.refused(write.checkpoint, len(write.tokens), write.origin, outcome.result)
             level = logging.WARNING if outcome.result in (WriteResult.FAILED, WriteResult.TOO_LARGE) else logging.INFO
-            log.log(level, "checkpoint at %d not written to disk: %s %s", len(write.tokens), outcome.result, outcome.detail)
+            log.log(
+                level, "checkpoint at %d not written to disk: %s %s", len(write.tokens), outcome.result, outcome.detail
+            )
 
     # -- how it comes back -----------------------------------------------------------------------
     def restore(self, lease: Lease, plan: RestorePlan, tokens: Tokens) -> Logits | None:

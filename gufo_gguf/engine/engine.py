@@ -113,7 +113,11 @@ class Engine:
         enabled = options.cache and inventory is not None
         if options.cache and inventory is None:
             log.warning("%s is served without a cache: %s", self.model_id, backend.info.uncacheable)
-        ram = automatic_ram_bytes(backend.info.model_bytes) if options.cache_ram_bytes is None else options.cache_ram_bytes
+        ram = (
+            automatic_ram_bytes(backend.info.model_bytes)
+            if options.cache_ram_bytes is None
+            else options.cache_ram_bytes
+        )
         self.ram_bytes = ram if enabled else 0
         shape = StateShape(
             row_bytes=inventory.row_bytes if inventory else 0,
@@ -124,7 +128,13 @@ class Engine:
         limits = CacheLimits(ram_bytes=self.ram_bytes, chunk_rows=options.chunk_rows)
         self._events = EventLog(sinks=self._sinks(options.cache_log))
         self._manager = CacheManager(
-            shape, limits, backend.info.n_slots, backend.info.n_ctx, self._events, enabled=enabled, ram=self.ram_bytes > 0
+            shape,
+            limits,
+            backend.info.n_slots,
+            backend.info.n_ctx,
+            self._events,
+            enabled=enabled,
+            ram=self.ram_bytes > 0,
         )
         self._pool = BufferPool(backend.alloc, max(self.ram_bytes, 1 << 20) * 9 // 8)
         self._executor = Executor(backend, self._manager, self._pool)
@@ -177,7 +187,8 @@ class Engine:
         bad = (request.tokens < 0) | (request.tokens >= self.info.n_vocab)
         if bad.any():
             raise RequestError(
-                f"token id {int(request.tokens[bad][0])} is outside the vocabulary of {self.info.n_vocab}", param="prompt"
+                f"token id {int(request.tokens[bad][0])} is outside the vocabulary of {self.info.n_vocab}",
+                param="prompt",
             )
         if len(self._scheduler.waiting) >= self.options.max_queue:
             raise Overloaded(f"{self.options.max_queue} requests are waiting already (--max-queue)")
@@ -373,7 +384,9 @@ class Engine:
     # -- parts -----------------------------------------------------------------------------------
     def _text_for(self, request: GenerateRequest) -> Detokenizer:
         preserved = frozenset(
-            t for text in request.sampling.preserved_tokens for t in self.vocab.tokenize(text, add_special=False, parse_special=True)
+            t
+            for text in request.sampling.preserved_tokens
+            for t in self.vocab.tokenize(text, add_special=False, parse_special=True)
         )
         vocab = self.vocab
         return Detokenizer(lambda t: vocab.piece(t) if t in preserved else vocab.text_piece(t), request.stop)
@@ -385,7 +398,10 @@ class Engine:
             file = self._log_file = _open_log(path)
         except OSError as error:
             raise ConfigError(f"--cache-log {path}: {error.strerror}; choose a writable file") from error
-        return (lambda event: file.write(encode(event) + "\n"),)  # type: ignore[func-returns-value]
+        def write(event: Any) -> None:
+            file.write(encode(event) + "\n")
+
+        return (write,)
 
 
 def _open_log(path: Path) -> IO[str]:

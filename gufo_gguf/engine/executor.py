@@ -40,7 +40,9 @@ log = logging.getLogger("gufo.cache")
 class Executor:
     """Owner thread only.  ``clock`` gives seconds, monotonic; it only feeds reports."""
 
-    def __init__(self, backend: Backend, manager: CacheManager, pool: BufferPool, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, backend: Backend, manager: CacheManager, pool: BufferPool, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._backend = backend
         self._manager = manager
         self._pool = pool
@@ -134,7 +136,9 @@ class Executor:
             try:
                 backend, slot = self._backend, lease.slot
                 if ticket.tail is not None:
-                    backend.rows_out(slot, ticket.tail_first, point.boundary - ticket.tail_first, self._buffer(ticket.tail))
+                    backend.rows_out(
+                        slot, ticket.tail_first, point.boundary - ticket.tail_first, self._buffer(ticket.tail)
+                    )
                 if ticket.private is not None:
                     backend.private_out(slot, self._buffer(ticket.private))
                 if ticket.logits is not None:

@@ -1,7 +1,7 @@
 """One request on its way through the engine, and what it needs from outside.
 
-    WAITING ──admitted──► PREFILL ──prompt done──► DECODE ──► DONE
-       └───────────── cancelled / failed at any point ─────────►┘
+WAITING ──admitted──► PREFILL ──prompt done──► DECODE ──► DONE
+   └───────────── cancelled / failed at any point ─────────►┘
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ class Job:
         return self.lease.slot
 
 
-def finished(job: Job, reason: FinishReason, timings_of: Callable[[Job], object], error: Exception | None = None) -> Finished:
+def finished(
+    job: Job, reason: FinishReason, timings_of: Callable[[Job], object], error: Exception | None = None
+) -> Finished:
     """The closing event of a job."""
     return Finished(
         reason=reason,

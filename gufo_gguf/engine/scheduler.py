@@ -23,12 +23,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from gufo_gguf.backend.base import Backend, Span
 from gufo_gguf.cache.manager import CacheManager
-from gufo_gguf.cache.types import CapturePoint, Origin, PromptView, ReuseSource, Tier, Tokens
+from gufo_gguf.cache.types import Admission, CapturePoint, Lookup, Origin, ReuseSource, Tier, Tokens
 from gufo_gguf.core.errors import BackendError, ContextFull, GufoError
 from gufo_gguf.engine.executor import Executor
 from gufo_gguf.engine.job import Job, Phase, TextSink, TokenSampler, finished
@@ -199,18 +200,10 @@ class Scheduler:
         if job.sampler is None:
             job.sampler = self._make_sampler(job.request)
             job.text = self._make_text(job.request)
-        prompt = job.prompt
-        for attempt in range(_RESTORE_TRIES + 1):
-            if attempt == _RESTORE_TRIES:
-                prompt = PromptView(prompt.scope, prompt.tokens, prompt.stable, prompt.inputs, read=False, write=prompt.write)
-            lookup = self._manager.lookup(prompt)
-            admission = self._manager.acquire(prompt, lookup)
-            if admission is None:
-                return False
-            n_reused = self._executor.admit(admission, prompt.tokens, job.report)
-            if n_reused == admission.n_reused:
-                break
-            self._manager.release(admission.lease)  # the plan failed; ask again without it
+        started = self._start(job)
+        if started is None:
+            return False
+        lookup, admission, n_reused = started
         job.lease = admission.lease
         job.n_reused = job.position = n_reused
         job.report.common_prefix_tokens = lookup.common_prefix
@@ -235,6 +228,22 @@ class Scheduler:
             job.phase = Phase.DECODE
             self._take(job, job.sampler.sample_logits(stored), stored)
         return True
+
+    def _start(self, job: Job) -> tuple[Lookup, Admission, int] | None:
+        """Lease a slot and put the best restorable state into it: (lookup, admission, tokens in place)."""
+        prompt = job.prompt
+        for attempt in range(_RESTORE_TRIES + 1):
+            if attempt == _RESTORE_TRIES:  # nothing could be restored: start cold
+                prompt = replace(prompt, read=False)
+            lookup = self._manager.lookup(prompt)
+            admission = self._manager.acquire(prompt, lookup)
+            if admission is None:
+                return None
+            n_reused = self._executor.admit(admission, prompt.tokens, job.report)
+            if n_reused == admission.n_reused:
+                return lookup, admission, n_reused
+            self._manager.release(admission.lease)  # the plan failed; ask again without it
+        raise BackendError("a slot could not even be started empty")
 
     # -- passes ----------------------------------------------------------------------------------
     def _prefill_piece(self, job: Job) -> None:

@@ -89,7 +89,7 @@ class TracingExecutor(Executor):
         if admission.restore is not None and n:
             source = admission.restore.checkpoint
             steps = list(self.of_checkpoint[source])
-            self.recorder.lineage[admission.lease.slot] = steps + [n] if n < self.depth[source] else steps
+            self.recorder.lineage[admission.lease.slot] = [*steps, n] if n < self.depth[source] else steps
         self.sources.append(str(admission.source))
         return n
 
@@ -103,9 +103,13 @@ class Answer:
 class TracedEngine:
     """One model, small chunks, and after every request the comparison with its replayed lineage."""
 
-    def __init__(self, path: Path, *, n_slots: int = 1, ram_bytes: int = 1 << 30, max_checkpoints: int = 128, **options: object) -> None:
+    def __init__(
+        self, path: Path, *, n_slots: int = 1, ram_bytes: int = 1 << 30, max_checkpoints: int = 128, **options: object
+    ) -> None:
         def open_backend(slots: int) -> LlamaBackend:
-            return LlamaBackend(path, LlamaOptions(n_ctx=2048, n_slots=slots, n_threads=1, n_ubatch=64, n_batch=256, **options))  # type: ignore[arg-type]
+            return LlamaBackend(
+                path, LlamaOptions(n_ctx=2048, n_slots=slots, n_threads=1, n_ubatch=64, n_batch=256, **options)
+            )  # type: ignore[arg-type]
 
         self.backend = open_backend(n_slots)
         self.control = open_backend(1)
@@ -113,7 +117,15 @@ class TracedEngine:
         assert info.inventory is not None, info.uncacheable
         self.recorder = Recorder(self.backend)
         shape = StateShape(info.inventory.row_bytes, info.inventory.private_bytes, 4 * info.n_vocab, 64)
-        limits = CacheLimits(ram_bytes=ram_bytes, max_checkpoints=max_checkpoints, chunk_rows=64, grid_step=128, grid_end_margin=16, learned_min=64, learned_merge=8)
+        limits = CacheLimits(
+            ram_bytes=ram_bytes,
+            max_checkpoints=max_checkpoints,
+            chunk_rows=64,
+            grid_step=128,
+            grid_end_margin=16,
+            learned_min=64,
+            learned_merge=8,
+        )
         self.shape = shape
         self.manager = CacheManager(shape, limits, n_slots, info.n_ctx, EventLog())
         self.pool = BufferPool(self.backend.alloc, 2 * ram_bytes)
@@ -129,7 +141,9 @@ class TracedEngine:
             clock=lambda: 0.0,
         )
 
-    def ask(self, tokens: Sequence[int], n: int = 4, stable: tuple[int, ...] = (), cancel_after: int | None = None) -> Answer:
+    def ask(
+        self, tokens: Sequence[int], n: int = 4, stable: tuple[int, ...] = (), cancel_after: int | None = None
+    ) -> Answer:
         """One greedy request, run to its end and compared with its replay."""
         out: list[int] = []
         end: list[Finished] = []
@@ -173,7 +187,9 @@ class TracedEngine:
         if n == 0:
             return
         for mine, theirs in zip(self._state(self.backend, slot, n), self._state(control, 0, n), strict=True):
-            assert np.array_equal(mine, theirs), f"{int((mine != theirs).sum())} of {mine.size} bytes differ at {n} tokens"
+            assert np.array_equal(mine, theirs), (
+                f"{int((mine != theirs).sum())} of {mine.size} bytes differ at {n} tokens"
+            )
 
     def _state(self, backend: LlamaBackend, slot: int, n: int) -> tuple[np.ndarray, np.ndarray]:
         rows = np.zeros(n * self.shape.row_bytes, np.uint8)

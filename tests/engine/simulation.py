@@ -133,7 +133,9 @@ class World:
         )
         self.lines: list[str] = []
         self.events = EventLog(sinks=(lambda e: self.lines.append(encode(e)),))
-        self.manager = CacheManager(shape, limits, slots, self.backend.info.n_ctx, self.events, enabled=True, ram=budget > 0)
+        self.manager = CacheManager(
+            shape, limits, slots, self.backend.info.n_ctx, self.events, enabled=True, ram=budget > 0
+        )
         self.pool = BufferPool(self.backend.alloc, max(budget, 1) * 2)
         self.executor = Executor(self.backend, self.manager, self.pool, clock=lambda: 0.0)
         self.scheduler = Scheduler(
@@ -189,7 +191,9 @@ class World:
             del conversation.tokens[rng.randint(1, len(conversation.tokens)) :]
             conversation.tokens += self._text(rng.randint(1, 20))
         elif kind < 0.45:  # a fork
-            conversation = Conversation(conversation.tokens[: rng.randint(1, len(conversation.tokens))] + self._text(rng.randint(1, 20)))
+            conversation = Conversation(
+                conversation.tokens[: rng.randint(1, len(conversation.tokens))] + self._text(rng.randint(1, 20))
+            )
             self.conversations.append(conversation)
         elif kind < 0.90:  # the next turn
             conversation.tokens += self._text(rng.randint(1, 30))
@@ -247,7 +251,9 @@ class World:
 
     def _text(self, n: int) -> list[int]:
         # few distinct tokens: accidental common prefixes happen
-        return [self.rng.randint(0, 5) if self.rng.random() < 0.5 else self.rng.randint(0, N_VOCAB - 1) for _ in range(n)]
+        return [
+            self.rng.randint(0, 5) if self.rng.random() < 0.5 else self.rng.randint(0, N_VOCAB - 1) for _ in range(n)
+        ]
 
 
 def main() -> int:
