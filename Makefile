@@ -24,7 +24,7 @@ BUILD   := native/build.py
 KIND    := --kind '$(BACKEND)' --gpu-targets '$(GPU_TARGETS)' --cmake-flags='$(CMAKE_FLAGS)'
 PYTEST  := $(PY) -m pytest
 
-.PHONY: serve native venv venv-dev test test-fast qualify tools lint format clean help
+.PHONY: serve native venv venv-dev test test-fast test-long qualify tools lint format clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -45,12 +45,16 @@ native: venv
 
 # No model, no native library: layers, keys, the cache against its slow models, crash images.
 test-fast: venv-dev
-	$(PYTEST) -m 'not native and not slow' $(TESTS)
+	$(PYTEST) -m 'not native and not slow and not long' $(TESTS)
 
 # The fast part first; then everything that needs the library, where a missing one is a failure.
 test: test-fast
 	@$(PY) $(BUILD) native $(KIND)
-	GUFO_REQUIRE_NATIVE=1 $(PYTEST) -m 'native or slow' $(TESTS)
+	GUFO_REQUIRE_NATIVE=1 $(PYTEST) -m '(native or slow) and not long' $(TESTS)
+
+# Searches that take minutes to hours: exhaustive power cuts, kills at every call, long state machines.
+test-long: venv-dev
+	$(PYTEST) -m long --timeout 0 $(TESTS)
 
 # The full matrix of architectures and paths, compared as bytes; takes long.
 qualify: venv-dev

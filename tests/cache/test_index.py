@@ -141,7 +141,7 @@ TestRowsOnlyIndexMachine = RowsOnlyIndexMachine.TestCase
 TestRowsOnlyIndexMachine.settings = QUICK
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("machine", [IndexMachine, RowsOnlyIndexMachine])
 def test_index_machine_for_longer(machine: type[IndexMachine]) -> None:
     run_state_machine_as_test(machine, settings=LONG)

@@ -287,9 +287,9 @@ TestRowsOnly.settings = STEPS
 TestRecurrent = RecurrentMachine.TestCase
 TestRecurrent.settings = STEPS
 LONG = settings(STEPS, max_examples=1000, stateful_step_count=60)
-TestLongHybrid = pytest.mark.slow(LongHybrid.TestCase)
+TestLongHybrid = pytest.mark.long(LongHybrid.TestCase)
 TestLongHybrid.settings = LONG
-TestLongRowsOnly = pytest.mark.slow(LongRowsOnly.TestCase)
+TestLongRowsOnly = pytest.mark.long(LongRowsOnly.TestCase)
 TestLongRowsOnly.settings = LONG
-TestLongRecurrent = pytest.mark.slow(LongRecurrent.TestCase)
+TestLongRecurrent = pytest.mark.long(LongRecurrent.TestCase)
 TestLongRecurrent.settings = LONG

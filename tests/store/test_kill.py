@@ -43,6 +43,6 @@ def test_killed_at_calls_of_every_kind(root: str) -> None:
     assert kill_at(root, moments, seed=100).keys() == {"lock", *CALLS}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_at_every_call(root: str) -> None:
     kill_at(root, [Moment("*", at, half) for at in range(400) for half in (False, True)], seed=1000)

@@ -139,7 +139,7 @@ def test_no_power_cut_leaves_half_a_checkpoint(capsys: pytest.CaptureFixture[str
     assert cutter.n_images > 3_000
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_power_cut_leaves_half_a_checkpoint_exhaustively(capsys: pytest.CaptureFixture[str]) -> None:
     cutter = run(limit=1024, restart_every=1)
     with capsys.disabled():
