@@ -13,6 +13,7 @@ import typer
 from gufo_gguf import __version__
 from gufo_gguf.cli.cache import cache_app
 from gufo_gguf.cli.chat import chat
+from gufo_gguf.cli.demo import demo
 from gufo_gguf.cli.doctor import doctor
 from gufo_gguf.cli.model import model_app
 from gufo_gguf.cli.serve import serve
@@ -40,6 +41,7 @@ def _root(
 
 app.command()(serve)
 app.command()(chat)
+app.command()(demo)
 app.command()(doctor)
 app.add_typer(cache_app, name="cache")
 app.add_typer(model_app, name="model")
