@@ -59,6 +59,8 @@ def demo(
             live.update(table_of(rows, baseline), refresh=True)
 
         play(path, session(files, lines), show, threads=threads, baseline=baseline)
+    if not console.is_terminal:
+        console.print()  # the table's last line is not ended there
     console.print(summary(rows), soft_wrap=True)
 
 
