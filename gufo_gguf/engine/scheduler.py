@@ -111,6 +111,9 @@ class Scheduler:
         if prefilling is not None:
             self._prefill_piece(prefilling)
             worked = True
+        if not worked and self.waiting and not self.active:
+            self._unblock(self.waiting[0])
+            worked = True
         self.active = [j for j in self.active if j.phase is not Phase.DONE]
         if prefilling in self.active:  # the next prompt's turn
             self.active.remove(prefilling)
@@ -147,6 +150,15 @@ class Scheduler:
             except GufoError as error:
                 self._finish(job, FinishReason.ERROR, error)
             self.waiting.remove(job)
+
+    def _unblock(self, job: Job) -> None:
+        """Every slot is idle and the job still gets none: start it cold, or say that it cannot start."""
+        if job.prompt.read:
+            log.error("request %s waited for a restore that cannot come; starting it cold", job.id)
+            job.prompt = replace(job.prompt, read=False)
+        else:
+            self.waiting.remove(job)
+            self._finish(job, FinishReason.ERROR, BackendError("no slot could be taken although all are idle"))
 
     def _follows(self, job: Job) -> bool:
         """Is another request computing a long prefix that this one can restore soon?
