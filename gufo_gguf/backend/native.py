@@ -121,7 +121,7 @@ def library() -> c.CDLL:
         function.argtypes = argtypes
     if lib.gufo_abi_version() != ABI_VERSION:
         raise ConfigError(
-            f"{folder} holds ABI {lib.gufo_abi_version()} of libgufo, this package needs {ABI_VERSION}: run `make native`"
+            f"{folder} holds ABI {lib.gufo_abi_version()} of libgufo, {ABI_VERSION} is needed: run `make native`"
         )
     lib.gufo_log_level(3)  # warnings and errors, until the CLI says otherwise
     return lib
