@@ -24,7 +24,7 @@ from gufo_gguf.backend.vocab import Vocab
 from gufo_gguf.cache.types import Component, ComponentKind, Inventory, Tokens
 from gufo_gguf.core.errors import BackendError, ConfigError, ModelError, UnsupportedMemory
 
-FORK_VERSION = 1
+FORK_VERSION = 2
 """Counts changes of the overlay that change state bytes; part of every state's identity."""
 
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}

@@ -295,9 +295,17 @@ class Engine:
 
     def _idle_step(self) -> bool:
         self._quiet.set()
-        if self._executor.spill(_SPILL_ROWS) or self._executor.prepare_write(_SPILL_ROWS):
-            return True
-        return self._prepare(self._manager.stats().chunks_borrowed)
+        try:
+            if self._executor.spill(_SPILL_ROWS) or self._executor.prepare_write(_SPILL_ROWS):
+                return True
+            return self._prepare(self._manager.stats().chunks_borrowed)
+        except MemoryError as error:  # nothing is lost: what needs memory later asks again
+            log.warning("no memory to prepare for the cache: %s", error)
+            return False
+        except (GufoError, OSError, ValueError) as error:
+            log.error("background work of the cache failed, the cache is off from now on: %s", error)
+            self._manager.latch(f"background work failed: {error}")
+            return False
 
     def _prepare(self, n_chunks: int) -> bool:
         """Have memory ready for what is lent by slots now, and for a few captures more."""

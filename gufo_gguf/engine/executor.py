@@ -49,8 +49,11 @@ class Executor:
         self._clock = clock
         self._staging: Bytes | None = None
         self.disk: DiskTier | None = None
-        self._restored_logits: tuple[tuple[int, int], Logits] | None = None
-        """((slot, tokens), logits) of the newest restore from disk that had some."""
+        self._restored_logits: tuple[tuple[Lease, int], Logits] | None = None
+        """((lease, tokens), logits) of the newest admission, if a restore from disk gave it some.
+
+        The lease, not the slot: another conversation may stand at the same position of the same slot.
+        Within a lease positions only grow, so there they name the restored state alone."""
 
     # -- before a request runs -------------------------------------------------------------------
     def admit(self, admission: Admission, tokens: Tokens, report: RequestReport) -> int:
@@ -59,6 +62,7 @@ class Executor:
         0 when the plan failed: the slot is empty then and the request goes cold.
         """
         started = self._clock()
+        self._restored_logits = None
         try:
             self.preserve(admission.preserve)
             if admission.restore is not None:
@@ -79,6 +83,7 @@ class Executor:
         return admission.n_reused
 
     def _start_empty(self, admission: Admission) -> int:
+        self._restored_logits = None
         self._backend.abort_restore(admission.lease.slot)
         self._collect()
         return 0
@@ -88,9 +93,8 @@ class Executor:
         if plan.tier is Tier.DISK:
             assert self.disk is not None, "a plan names the disk tier, and there is none"
             logits = self.disk.restore(lease, plan, tokens)
-            self._restored_logits = None if logits is None else ((slot, plan.n_tokens), logits)
+            self._restored_logits = None if logits is None else ((lease, plan.n_tokens), logits)
             return
-        self._restored_logits = None
         rows = backend.info.inventory
         assert rows is not None
         backend.begin_restore(slot, tokens[: plan.n_tokens], plan.keep_rows, trusted=True)
@@ -142,7 +146,7 @@ class Executor:
                 if ticket.private is not None:
                     backend.private_out(slot, self._buffer(ticket.private))
                 if ticket.logits is not None:
-                    self._buffer(ticket.logits)[:] = self._logits(slot).view(np.uint8)
+                    self._buffer(ticket.logits)[:] = self._logits(lease).view(np.uint8)
             except (BackendError, ValueError, MemoryError) as error:
                 log.warning("capture at %d failed: %s", point.boundary, error)
                 self._manager.abandon_capture(ticket, str(error))
@@ -154,11 +158,12 @@ class Executor:
         self._collect()
         report.capture_ms += 1e3 * (self._clock() - started)
 
-    def _logits(self, slot: int) -> Logits:
+    def _logits(self, lease: Lease) -> Logits:
         """Of the slot's state now: just restored with them, or just computed."""
-        if self._restored_logits is not None and self._restored_logits[0] == (slot, self._backend.position(slot)):
+        here = (lease, self._backend.position(lease.slot))
+        if self._restored_logits is not None and self._restored_logits[0] == here:
             return self._restored_logits[1]
-        return self._backend.logits(slot)
+        return self._backend.logits(lease.slot)
 
     def logits_of(self, plan: RestorePlan) -> np.ndarray | None:
         """Stored next-token logits of a restored checkpoint, a copy; None when it has none."""

@@ -353,3 +353,24 @@ def multiply(folder: Path, n: int) -> None:
         os.link(source, folder / "v1/private" / f"{made.private.key}.private")
         (folder / "v1/manifests" / f"{made.key}.manifest").write_bytes(encode(made))
     fs.shut()
+
+
+def test_logits_restored_for_one_prompt_never_reach_another_of_the_same_length(model: Path, tmp_path: Path) -> None:
+    """Same slot, same position, other conversation: the logits its checkpoint keeps must be its own."""
+
+    def first_token(http: httpx.Client, prompt: list[int], **more: Any) -> tuple[str, float]:
+        body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 1, "ignore_eos": True, **more}
+        reply = http.post("/v1/completions", json=body).raise_for_status().json()
+        return reply["usage"]["gufo"]["reuse_source"], reply["choices"][0]["logprobs"]["token_logprobs"][0]
+
+    one, other = ([int(t) for t in np.random.default_rng(seed).integers(10, 250, 300)] for seed in (1, 2))
+    folder = tmp_path / "cache"
+    with in_process(model, folder) as http:
+        first_token(http, one)
+    with in_process(model, folder) as http:
+        assert first_token(http, one)[0] == "disk"
+        source, computed = first_token(http, other)
+        assert source == "none"
+        assert first_token(http, other) == ("ram", computed)
+    with in_process(model, folder) as http:
+        assert first_token(http, other) == ("disk", computed)
