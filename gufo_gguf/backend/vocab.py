@@ -14,7 +14,7 @@ import numpy as np
 
 from gufo_gguf.backend import native
 from gufo_gguf.cache.types import Tokens
-from gufo_gguf.core.errors import BackendError
+from gufo_gguf.core.errors import BackendError, RequestError
 
 
 class Vocab:
@@ -51,6 +51,8 @@ class Vocab:
 
     def _piece(self, token: int) -> bytes:
         """Bytes of one token, special tokens as their text."""
+        if not 0 <= token < self.n_vocab:  # llama.cpp ends the process
+            raise RequestError(f"token id {token} is outside the vocabulary of {self.n_vocab}", param="prompt")
         size = 64
         while True:
             buffer = c.create_string_buffer(size)

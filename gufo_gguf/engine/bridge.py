@@ -32,7 +32,8 @@ class Owner:
         self._on_failure = on_failure
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._stopping = False
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
+        """What ended the thread, if something did."""
         self._thread = threading.Thread(target=self._run, name="gufo-owner", daemon=True)
 
     def start(self) -> None:
@@ -54,7 +55,7 @@ class Owner:
             except Exception as error:  # the asker's to handle
                 future.set_exception(error)
 
-        if self._failure is not None or not self._thread.is_alive():
+        if self.failure is not None or not self._thread.is_alive():
             future.set_exception(GufoError("the engine is closed"))
         else:
             self._inbox.put(answer)
@@ -82,7 +83,7 @@ class Owner:
                     self._empty_inbox(wait=True)
         except Exception as error:
             log.exception("the owner thread failed; all requests end with an error")
-            self._failure = error
+            self.failure = error
             self._on_failure(error)
             self._refuse_rest(error)
 

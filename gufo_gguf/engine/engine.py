@@ -258,6 +258,11 @@ class Engine:
         """Monotonic counters (names end in _total) since the start."""
         return dict(self._scheduler.counters)
 
+    @property
+    def failure(self) -> Exception | None:
+        """What ended the owner thread; None while it works."""
+        return self._owner.failure
+
     def check(self) -> list[str]:
         """Recount every reference and byte of the cache; an empty list is the only good answer."""
         return self._owner.ask(self._manager.check).result()
@@ -377,6 +382,8 @@ class Engine:
         except StoreError as error:
             log.warning("serving without the disk cache: %s", error)
             return None
+        if self.ram_bytes == 0:
+            log.warning("the disk cache is fed from RAM: with --cache-ram-bytes 0 nothing new is written to it")
         log.info("disk cache %s: %d checkpoints", options.cache_disk, n)
         tier.writer = DiskWriter(tier.queue, self._quiet, tier.deliver)
         tier.writer.start()

@@ -145,11 +145,21 @@ class Scheduler:
             if self._follows(job):
                 continue  # those behind it may go ahead: it waits for work, not for a slot
             try:
-                if not self._admit(job):
+                self._equip(job)
+                if job.phase is not Phase.DONE and not self._admit(job):
                     return
             except GufoError as error:
                 self._finish(job, FinishReason.ERROR, error)
             self.waiting.remove(job)
+
+    def _equip(self, job: Job) -> None:
+        """Make what the job samples and writes with.  No slot is held yet: a failure is that job's alone."""
+        if job.sampler is None:
+            try:
+                job.sampler = self._make_sampler(job.request)
+                job.text = self._make_text(job.request)
+            except Exception as error:
+                self._finish(job, FinishReason.ERROR, error)
 
     def _unblock(self, job: Job) -> None:
         """Every slot is idle and the job still gets none: start it cold, or say that it cannot start."""
@@ -209,9 +219,6 @@ class Scheduler:
         """Give the job a slot with its reused state in place; False when no slot is free now."""
         self._manager.log.request = job.id
         job.started_s = self._clock()
-        if job.sampler is None:
-            job.sampler = self._make_sampler(job.request)
-            job.text = self._make_text(job.request)
         started = self._start(job)
         if started is None:
             return False

@@ -31,3 +31,16 @@ def test_no_slot_at_all_is_an_error_of_that_request() -> None:
         world.scheduler.step()
     assert job.phase is Phase.DONE and ended[0].reason is FinishReason.ERROR
     assert world.scheduler.idle()
+
+
+def test_a_sampler_that_cannot_be_made_ends_only_its_own_job() -> None:
+    world, bad, good = World(1, n_slots=1), [], []
+    make, world.scheduler._make_sampler = world.scheduler._make_sampler, lambda request: 1 // 0
+    world.scheduler.add(_job(bad))
+    world.scheduler.step()
+    world.scheduler._make_sampler = make
+    world.scheduler.add(_job(good))
+    for _ in range(50):
+        world.scheduler.step()
+    assert [e.reason for e in bad] == [FinishReason.ERROR]
+    assert [e.reason for e in good] == [FinishReason.LENGTH]

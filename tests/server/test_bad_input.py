@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import httpx
 import openai
 import pytest
 
@@ -253,3 +254,25 @@ def test_limits(serve: Serve) -> None:
     assert running.error(CHAT, messages=USER, stop="x" * 11)["param"] == "stop"
     assert running.error(CHAT, messages=USER, logprobs=True, top_logprobs=4)["param"] == "top_logprobs"
     assert running.error("/v1/completions", prompt="x" * 200)["param"] == "prompt"
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/completion", {"prompt": [1_000_000_000], "n_predict": 2}),
+        ("/v1/completions", {"prompt": [1_000_000_000], "echo": True, "max_tokens": 1}),
+        ("/v1/completions", '{"prompt": "a", "max_tokens": 1, "logit_bias": {"10": 1e999}}'),
+        ("/v1/completions", '{"prompt": "a", "max_tokens": 1, "logit_bias": {"10": 1' + "0" * 400 + "}}"),
+    ],
+)
+def test_what_once_ended_the_process_is_an_error_of_its_request(path: str, body: object) -> None:
+    from tests.conftest import tiny_model_path
+    from tests.server.test_native import native_server
+
+    for running, _ in native_server(tiny_model_path("llama"), 1):
+        content = body if isinstance(body, str) else json.dumps(body)
+        reply = httpx.post(running.url + path, content=content, headers={"content-type": "application/json"})
+        assert reply.status_code == 400, reply.text
+        after = httpx.post(running.url + "/v1/completions", json={"prompt": "a", "max_tokens": 1}, timeout=60)
+        assert after.status_code == 200

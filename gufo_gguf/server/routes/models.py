@@ -84,7 +84,9 @@ async def cancel(request_id: str, state: StateDep) -> Response:
 @router.get("/health", response_model=None)
 @router.get("/v1/health", response_model=None, include_in_schema=False)
 async def health(state: StateDep) -> Response:
-    """200 while requests are taken, 503 while shutting down."""
+    """200 while requests are taken, 503 while shutting down or when the engine has failed."""
     if state.active.draining:
         return JsonResponse({"status": "shutting down"}, status_code=503)
+    if getattr(state.engine, "failure", None) is not None:
+        return JsonResponse({"status": "the engine failed; restart the server"}, status_code=503)
     return JsonResponse({"status": "ok"})

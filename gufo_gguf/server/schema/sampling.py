@@ -47,8 +47,12 @@ def _bias(value: Any) -> Any:
             raise ValueError("a token must be an id or a text")
         if bias is False:
             out.append((token, -math.inf))
-        elif isinstance(bias, bool) or not isinstance(bias, (int, float)) or math.isnan(bias):
+        elif isinstance(bias, bool) or not isinstance(bias, (int, float)) or bias != bias:
             raise ValueError("a bias must be a number, or false to ban the token")
+        elif bias > 3e38:  # +inf, or a float32 that becomes it; -inf bans
+            raise ValueError("a bias must be finite, or false to ban the token")
+        elif bias < -3e38:
+            out.append((token, -math.inf))
         else:
             out.append((token, float(bias)))
     return tuple(out)
