@@ -369,7 +369,7 @@ def test_parsers_are_closed(serve: Serve) -> None:
     running.post(CHAT, messages=USER, stream=True)
     assert len(running.engine.chat.parsers) == 2
     # the client has its last byte before the server's generator has run to its end
-    eventually(lambda: all(p.closed for p in running.engine.chat.parsers))
+    assert eventually(lambda: all(p.closed for p in running.engine.chat.parsers))
 
 
 def test_long_answers_are_parsed_in_gathered_pieces() -> None:
