@@ -135,6 +135,8 @@ class _Branch:
 def _order(
     records: Sequence[RetentionRecord], admitted_bytes: int, budget: int, limits: CacheLimits
 ) -> list[tuple[RetentionRecord, Rank]]:
+    if limits.plain_lru:
+        return [(r, Rank.IDLE) for r in sorted(records, key=lambda r: (r.last_use_seq, r.id))]
     by_id = {r.id: r for r in records}
     branches = {r.id: _Branch(r.last_use_seq, r.admitted_bytes_at_last_use, r.reuses) for r in records}
     deepest_first = sorted(records, key=lambda r: (-r.n_tokens, r.id))

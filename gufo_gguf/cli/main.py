@@ -11,6 +11,7 @@ import sys
 import typer
 
 from gufo_gguf import __version__
+from gufo_gguf.cli.bench import ANY_ARGUMENTS, bench
 from gufo_gguf.cli.cache import cache_app
 from gufo_gguf.cli.chat import chat
 from gufo_gguf.cli.demo import demo
@@ -42,6 +43,7 @@ def _root(
 app.command()(serve)
 app.command()(chat)
 app.command()(demo)
+app.command(context_settings=ANY_ARGUMENTS)(bench)
 app.command()(doctor)
 app.add_typer(cache_app, name="cache")
 app.add_typer(model_app, name="model")

@@ -49,6 +49,8 @@ class Executor:
         self._clock = clock
         self._staging: Bytes | None = None
         self.disk: DiskTier | None = None
+        self.eager_copies = False
+        """Copy rows when they are captured instead of borrowing them (``engine/ablation.py``)."""
         self._restored_logits: tuple[tuple[Lease, int], Logits] | None = None
         """((lease, tokens), logits) of the newest admission, if a restore from disk gave it some.
 
@@ -153,6 +155,8 @@ class Executor:
             else:
                 if self._manager.commit_capture(ticket):
                     report.captured.append((point.boundary, str(point.origin)))
+                    if self.eager_copies:
+                        self.preserve(self._manager.durable.plan_preserve(ticket.checkpoint, point.boundary))
                     if self.disk is not None:
                         self.disk.captured(ticket.checkpoint, point.origin, lease)
         self._collect()

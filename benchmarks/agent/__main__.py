@@ -1,0 +1,134 @@
+"""An agent's day, side by side:
+
+    python -m benchmarks.agent [--quick | --scale X] [--workloads a,b,…] [--servers gufo,llama,llama-best]
+
+Each round starts every server fresh for every workload, in turn.  What is printed, and kept with all
+raw samples in results/: prefilled tokens, against the longest common prefix with any history and against
+the least that any plan within the byte budget could do; time to first token (p50, p95, max); wall time;
+wrong answers.  ``--quick`` is the two-minute form; the full form takes hours on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.agent import control, report
+from benchmarks.agent.bound import State, least_prefilled
+from benchmarks.agent.oracle import common_prefix
+from benchmarks.agent.play import Run, play
+from benchmarks.agent.servers import Gufo, Llama, Server, Setup, Url
+from benchmarks.agent.trace import Sizes, Workload, deepest
+from benchmarks.agent.workloads import by_name
+from benchmarks.models import bench_model, find_program, state_of
+
+QUICK_SCALE = 0.2
+
+
+def setup_of(workload: Workload, sizes: Sizes, model: Path, state: State, n_threads: int) -> Setup:
+    depth = deepest(workload, sizes)
+    n_ctx = -(-(depth + 64) // 256) * 256
+    return Setup(
+        model, n_ctx, workload.n_slots, n_threads, int(workload.copies * state.whole(depth)), disk=workload.disk
+    )
+
+
+def make_server(name: str, setup: Setup) -> Server:
+    """A server by the name of its row, or a URL."""
+    if name == "gufo":
+        return Gufo(setup)
+    if name in ("llama", "llama-best"):
+        return Llama(setup, find_program("llama-server"), best=name == "llama-best")
+    if name.startswith("http"):
+        return Url(name)
+    raise ValueError(f"no server {name!r}: gufo, llama, llama-best, or a URL")
+
+
+def one_workload(
+    workload: Workload, sizes: Sizes, servers: Sequence[str], setup: Setup, rounds: int, say: Callable[[str], None]
+) -> dict[str, list[Run]]:
+    """All rounds of one workload, servers in turn."""
+    runs: dict[str, list[Run]] = {name: [] for name in servers}
+    for number in range(rounds):
+        for name in servers if number % 2 == 0 else list(reversed(servers)):
+            server = make_server(name, setup)
+            try:
+                server.start()
+                runs[name].append(play(workload, sizes, server))
+            finally:
+                server.stop()
+            say(f"{workload.name}: {name}, round {number + 1}: {runs[name][-1].wall_s:.1f} s")
+    return runs
+
+
+def least_of(run: Run, state: State, setup: Setup, *, bounded: bool) -> report.Least:
+    """The oracles of one trace; ``bounded`` False: no bound is known for it (restarts)."""
+    prefix = sum(common_prefix(run.trace))
+    bound = (
+        least_prefilled(run.trace, state, setup.ram_bytes, setup.n_slots, rows_only=state.private_bytes == 0)
+        if bounded
+        else float(prefix)
+    )
+    return report.Least(prefix, bound, sum(len(p.prompt) for p in run.trace))
+
+
+def judged(runs: dict[str, list[Run]], setup: Setup, n_checks: int) -> dict[str, control.Verdict]:
+    """Answers of each server's first round against a server that caches nothing."""
+    if n_checks == 0:
+        return {}
+    cold = Gufo(Setup(setup.model, setup.n_ctx, 1, setup.n_threads, 0, more=("--no-cache",)))
+    try:
+        cold.start()
+        return {name: control.judge(cold.http, each[0].trace, n_checks) for name, each in runs.items()}
+    finally:
+        cold.stop()
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="gufo bench agent", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help=f"--scale {QUICK_SCALE}, one round, few checks")
+    parser.add_argument("--scale", type=float, default=1.0, help="1 = the full form")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workloads", help="names or letters, with commas; default: all")
+    parser.add_argument("--servers", default="gufo,llama,llama-best", help="also URLs of OpenAI-compatible servers")
+    parser.add_argument("--model", default="qwen4exp", help="file, smollm2, owlet, or the name of a tiny architecture")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--checks", type=int, default=6, help="answers checked per workload and server")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--name", help="results/<name>.json; default: agent-<model>")
+    args = parser.parse_args(arguments)
+    scale, rounds, checks = (QUICK_SCALE, 1, 2) if args.quick else (args.scale, args.rounds, args.checks)
+    sizes = Sizes(scale, args.seed)
+    model = bench_model(args.model)
+    state = state_of(model)
+    lines: list[report.Line] = []
+    kept: list[Run] = []
+    for workload in by_name(args.workloads):
+        setup = setup_of(workload, sizes, model, state, args.threads)
+        runs = one_workload(
+            workload, sizes, args.servers.split(","), setup, rounds, lambda s: print(s, file=sys.stderr)
+        )
+        verdicts = judged(runs, setup, checks)
+        for name, each in runs.items():
+            least = least_of(each[0], state, setup, bounded=not workload.disk)
+            lines.append(report.line(each, least, verdicts.get(name)))
+            kept += each
+        print("\n".join(report.table(lines[-len(runs) :])[len(lines) > len(runs) :]), flush=True)
+    settings = {
+        "model": model.stem, "scale": scale, "rounds": rounds, "threads": args.threads, "seed": args.seed,
+        "row_bytes": state.row_bytes, "private_bytes": state.private_bytes,
+    }  # fmt: skip
+    print(f"\nraw samples: {report.save(args.name or f'agent-{args.model}', settings, lines, kept)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""What each choice of the cache earns: the same workloads with one thing off at a time.
+
+    python -m benchmarks.agent.ablations [--scale X] [--shape flash-next|tiny] [--copies N]
+
+The real cache and scheduler over the fake backend (``simulated``), so the table is exact, repeats to the
+token, and takes minutes.  Per workload: prefilled tokens over those of the whole cache.  Two things are
+not about tokens and have columns of their own: whole copies (what the retained set would take without
+shared chunks, computed at every moment, largest ratio), and eager copies (row bytes copied while a
+request runs, over those with borrowing).  Stable boundaries need a template and the disk needs a
+restart: their rows come from real servers (``python -m benchmarks.agent --ablate``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.agent.play import Run
+from benchmarks.agent.simulated import SHAPES, Options, Simulation, simulate
+from benchmarks.agent.trace import Sizes
+from benchmarks.agent.workloads import by_name
+from benchmarks.common import RESULTS, environment
+from gufo_gguf.engine.ablation import Ablation, Part
+
+WORKLOADS = "agent,subagents,rotating,edits,side,compaction,starts"
+ROWS: tuple[tuple[str, Part], ...] = (
+    ("no grid", Part.GRID),
+    ("no learned points", Part.LEARNED),
+    ("plain LRU instead of ranks", Part.RANKS),
+    ("no leader, no followers", Part.LEADER),
+    ("eager copies instead of borrowed rows", Part.BORROW),
+)
+
+
+def whole_over_shared(run: Run) -> float:
+    """Largest ratio of whole copies to what is really kept, over the run."""
+    return max((m["whole_copies"] / m["retained"] for m in run.memory if m["retained"]), default=1.0)
+
+
+def play_all(names: str, sizes: Sizes, options: Options) -> dict[str, tuple[Run, Simulation]]:
+    return {w.name: simulate(w, sizes, options) for w in by_name(names)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="gufo bench ablations", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="flash-next")
+    parser.add_argument("--copies", type=float, help="budget in whole copies; default: each workload's own")
+    parser.add_argument("--workloads", default=WORKLOADS)
+    args = parser.parse_args(arguments)
+    sizes = Sizes(args.scale)
+    options = Options(SHAPES[args.shape], copies=args.copies)
+    whole = play_all(args.workloads, sizes, options)
+    names = list(whole)
+    rows: list[dict[str, Any]] = []
+    print(f"{'':<40}" + "".join(f"{n:>12}" for n in names))
+    print(f"{'whole cache, tokens prefilled':<40}" + "".join(f"{run.prefilled:>12,}" for run, _ in whole.values()))
+    for what, part in ROWS:
+        got = play_all(args.workloads, sizes, replace(options, ablation=Ablation(frozenset({part}))))
+        ratio = {n: got[n][0].prefilled / whole[n][0].prefilled for n in names}
+        copied = {n: got[n][1].copied_bytes / max(1, whole[n][1].copied_bytes) for n in names}
+        rows.append({"what": what, "ratio": ratio, "copied": copied})
+        print(f"{what:<40}" + "".join(f"{ratio[n]:>12.2f}" for n in names), flush=True)
+        if part is Part.BORROW:
+            print(f"{'  row bytes copied while requests run, x':<40}" + "".join(f"{copied[n]:>12.1f}" for n in names))
+    sharing = {n: whole_over_shared(run) for n, (run, _) in whole.items()}
+    print(f"{'whole copies instead of chunks: bytes, x':<40}" + "".join(f"{sharing[n]:>12.1f}" for n in names))
+    RESULTS.mkdir(exist_ok=True)
+    data = {
+        "environment": environment(), "shape": args.shape, "scale": args.scale, "workloads": names, "rows": rows,
+        "whole_over_shared": sharing, "prefilled": {n: run.prefilled for n, (run, _) in whole.items()},
+    }  # fmt: skip
+    (RESULTS / "ablations.json").write_text(json.dumps(data, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""Wrong answers: greedy answers of a server with a cache, against a server that caches nothing.
+
+Equal tokens do not give equal bytes: a restored prompt is computed in other passes than a cold one, and
+the last bits of a logit differ.  So where an answer leaves the control's, the control is asked how much
+less likely it finds the other token: a rounding error can only swap tokens that are nearly equal.
+``noise`` measures how far apart two cold runs with other passes are; ``TOLERANCE`` lies above it, and far
+below what a wrong state gives (a state that misses one part changes log-probabilities by whole units).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.agent.http import Http
+from benchmarks.agent.oracle import Played
+from benchmarks.agent.trace import Tokens
+
+TOLERANCE = 0.1
+"""In nats."""
+_N_TOP = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    tokens: list[int]
+    top: list[dict[int, float]]
+    """Per token: the likeliest ids and their log-probabilities."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    compared: int
+    equal: int
+    """Answers equal token by token."""
+    near_ties: int
+    """Answers that part where the control finds both tokens within the tolerance."""
+    wrong: int
+    worst: float
+    """Largest distance in nats where an answer parts."""
+
+
+def cold(http: Http, prompt: Tokens, n_answer: int) -> Answer:
+    """A greedy answer computed from nothing."""
+    body = {"prompt": prompt.tolist(), "n_predict": n_answer, "cache_prompt": False, "n_probs": _N_TOP}
+    body |= {"temperature": 0.0, "ignore_eos": True, "return_tokens": True}
+    got = http.post("/completion", body)
+    top = [
+        {int(t["id"]): float(t["logprob"]) for t in at["top_logprobs"]} for at in got["completion_probabilities"]
+    ]  # fmt: skip
+    return Answer([int(t) for t in got["tokens"]], top)
+
+
+def distance(answer: Sequence[int], control: Answer) -> float | None:
+    """How much less likely the control finds the token with which an answer leaves it; None: it never does."""
+    for given, own, top in zip(answer, control.tokens, control.top, strict=False):
+        if given != own:
+            return top[own] - top[given] if given in top else float("inf")
+    return None
+
+
+def sampled(trace: Sequence[Played], n: int) -> list[int]:
+    """Which requests to check: the last ones of long histories and others spread over the run, n in all."""
+    return sorted({round(i) for i in np.linspace(0, len(trace) - 1, min(n, len(trace)))})
+
+
+def judge(http: Http, trace: Sequence[Played], n: int) -> Verdict:
+    """Check n answers of a trace against the control server behind ``http``."""
+    equal = ties = wrong = 0
+    worst = 0.0
+    chosen = [i for i in sampled(trace, n) if len(trace[i].answer)]
+    for i in chosen:
+        far = distance(trace[i].answer.tolist(), cold(http, trace[i].prompt, len(trace[i].answer)))
+        if far is None:
+            equal += 1
+            continue
+        worst = max(worst, far)
+        if far <= TOLERANCE:
+            ties += 1
+        else:
+            wrong += 1
+    return Verdict(len(chosen), equal, ties, wrong, worst)
+
+
+def noise(one: Http, other: Http, prompts: Sequence[Tokens], n_answer: int) -> float:
+    """Largest difference in log-probability of the same token after the same text, between two cold servers."""
+    largest = 0.0
+    for prompt in prompts:
+        a, b = cold(one, prompt, n_answer), cold(other, prompt, n_answer)
+        for i, (x, y) in enumerate(zip(a.top, b.top, strict=True)):
+            if a.tokens[:i] != b.tokens[:i]:
+                break
+            largest = max([largest, *(abs(x[t] - y[t]) for t in list(x)[:10] if t in y)])
+    return largest

@@ -1,0 +1,131 @@
+"""Write measured results into the README, between two comments; nobody edits what lies between them:
+
+    python -m benchmarks.table [README.md]
+
+    <!-- results: agent -->      results/agent-<model>.json   (gufo bench agent)
+    <!-- results: serve -->      results/serve-<model>.json   (gufo bench serve)
+    <!-- results: restart -->    results/restart-<model>.json (gufo bench restart)
+    <!-- results: ablations -->  results/ablations.json       (gufo bench ablations)
+
+Each ends at ``<!-- /results -->``.  A part whose results are not there keeps its text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import RESULTS, median
+
+Data = dict[str, Any]
+_PART = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- /results -->)", re.S)
+_TITLES = {
+    "agent": "one agent, appending", "subagents": "parent with 8 subagents", "rotating": "6 conversations, 2 slots",
+    "edits": "edits and undo", "thinking": "thinking stripped", "side": "titles and summaries",
+    "compaction": "compaction, twice", "restart": "restart", "kill": "kill -9", "starts": "4 starts at once",
+}  # fmt: skip
+
+
+def _newest(kind: str, results: Path) -> list[Data]:
+    """Results of a kind, by model, newest first."""
+    files = sorted(results.glob(f"{kind}*.json"), key=lambda p: p.stat().st_mtime, reverse=True)
+    return [json.loads(p.read_text()) for p in files]
+
+
+def _setting(data: Data) -> str:
+    e, s = data["environment"], data["settings"]
+    return f"{s['model']}, scale {s['scale']:g}, {s['threads']} thread(s), {s['rounds']} round(s), {e['cores']} cores"
+
+
+def agent_table(data: Data) -> list[str]:
+    """One line per workload; wall times of gufo = 1."""
+    lines = data["lines"]
+    servers = list(dict.fromkeys(x["server"] for x in lines))
+    peers = [s for s in servers if s != "gufo"]
+    out = [
+        "| " + " | ".join(["workload", "prompt tokens", "prefilled", "/ budgeted oracle", "/ common prefix",
+                           *(f"{p}: prefilled" for p in peers), *(f"gufo's wall time / {p}'s" for p in peers),
+                           "first token p50 / p95 / max", "wrong answers"]) + " |",
+        "|" + "---|" * (7 + 2 * len(peers)),
+    ]  # fmt: skip
+    for name in dict.fromkeys(x["workload"] for x in lines):
+        by = {x["server"]: x for x in lines if x["workload"] == name}
+        own = by.get("gufo")
+        if own is None:
+            continue
+        wall = {s: median(x["wall_s"]) for s, x in by.items()}
+        ttft = own["first_token_ms"]
+        answers = own["answers"]
+        cells = [
+            _TITLES.get(name, name), f"{own['prompt_tokens']:,}", f"{own['prefilled']:,}",
+            f"{own['of_bound']:.2f}", f"{own['of_common_prefix']:.2f}",
+            *(f"{by[p]['prefilled']:,}" if p in by else "-" for p in peers),
+            *(f"{wall['gufo'] / wall[p]:.2f}" if p in by else "-" for p in peers),
+            f"{ttft['p50']:.0f} / {ttft['p95']:.0f} / {ttft['max']:.0f} ms",
+            f"{answers['wrong']} of {answers['compared']}" if answers else "-",
+        ]  # fmt: skip
+        out.append("| " + " | ".join(cells) + " |")
+    return [f"{_setting(data)}:", "", *out]
+
+
+def serve_table(data: Data) -> list[str]:
+    out = [f"{data['model']}, speed of gufo over llama-server's (median over interleaved rounds, range):", ""]
+    out += ["| case | ratio |", "|---|---|"]
+    for name, case in data["cases"].items():
+        middle, least, largest = case["ratio"]
+        out.append(f"| {name} | {middle:.3f} ({least:.2f} .. {largest:.2f}) |")
+    return [*out, f"| time per token outside the model, one stream | {median(data['overhead_us']):.0f} µs |"]
+
+
+def restart_table(data: Data) -> list[str]:
+    out = [f"{data['model']}, one conversation of {data['tokens']:,} tokens:", ""]
+    out += ["| after the restart | first token | tokens prefilled |", "|---|---|---|"]
+    for name, got in data["samples"].items():
+        first = median([s["first_ms"] for s in got])
+        out.append(f"| {name} | {first:,.0f} ms | {got[0]['prefilled']:,.0f} |")
+    return out
+
+
+def ablation_table(data: Data) -> list[str]:
+    names = data["workloads"]
+    out = ["| prefilled tokens, over the whole cache's | " + " | ".join(_TITLES.get(n, n) for n in names) + " |"]
+    out.append("|" + "---|" * (len(names) + 1))
+    for row in data["rows"]:
+        cells = [f"{row['ratio'][n]:.2f}" if row["ratio"].get(n) is not None else "-" for n in names]
+        out.append(f"| {row['what']} | " + " | ".join(cells) + " |")
+    return out
+
+
+PARTS: dict[str, Callable[[Data], list[str]]] = {
+    "agent": agent_table, "serve": serve_table, "restart": restart_table, "ablations": ablation_table,
+}  # fmt: skip
+
+
+def fill(text: str, results: Path = RESULTS) -> str:
+    """The text with every part whose results are there written anew."""
+
+    def part(match: re.Match[str]) -> str:
+        found = _newest(match[2], results)
+        if match[2] not in PARTS or not found:
+            return match[0]
+        tables = ["\n".join(PARTS[match[2]](data)) for data in found]
+        return match[1] + "\n".join(["", "\n\n".join(tables), "", ""]) + match[3]
+
+    return _PART.sub(part, text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = sys.argv[1:] if arguments is None else arguments
+    path = Path(given[0] if given else "README.md")
+    text = path.read_text(encoding="utf-8")
+    path.write_text(fill(text), encoding="utf-8")
+    print(f"{path}: {', '.join(m[1] for m in _PART.findall(text)) or 'no marked part'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
