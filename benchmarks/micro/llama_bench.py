@@ -1,13 +1,15 @@
 """Single-stream speed against llama-bench of the same build, as ratios of tokens per second.
 
-Same model, same libraries, same threads, flash attention on in both, in turn, several rounds:
+Same model, same libraries, same threads, flash attention on in both, in turn, several rounds, each
+case in a process of its own (libgomp puts threads to sleep at every barrier once a process has more of
+them than the machine has cores: two engines in one process decode a quarter slower than one):
 
     llama-bench     -p N -n N, one repetition per round (it warms up by itself)
     backend         the same passes through LlamaBackend, logits read after each
-    engine, no cache / engine, cache     one request through the engine, sampled greedily
+    no-cache, cache one request through the engine, sampled greedily
 
 And, where neighbours on the machine cannot reach: CPU time of passes through the backend and
-through a bare llama_decode, in turn, in one process.
+through a bare llama_decode, in turn, in one process (case "overhead").
 
 Usage: python -m benchmarks.micro.llama_bench [--model FILE] [--threads N] [--rounds N] [--llama-bench FILE]
 `make tools` builds llama-bench.
@@ -20,8 +22,10 @@ import ctypes
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +44,8 @@ from gufo_gguf.engine.types import Finished, GenerateRequest, SamplingParams
 from gufo_gguf.models.default import model_path
 
 GOAL = 0.95
+PEER = "llama-bench"
+CASES = ("backend", "no-cache", "cache")
 N_UBATCH = 512
 
 Rates = dict[str, float]
@@ -149,6 +155,48 @@ class EngineRuns:
         return float(rates["prompt_per_second"]), float(rates["predicted_per_second"]) * passes
 
 
+def serve_case(case: str, model: Path, options: LlamaOptions, n_prompt: int, n_decode: int) -> None:
+    """Load one of CASES, warm it up, then answer each line of stdin with the JSON of one round."""
+    with ExitStack() as stack:
+        run: Callable[[int, int], Rates]
+        if case in ("backend", "overhead"):
+            backend = stack.enter_context(LlamaBackend(model, options))
+            run = partial(run_backend, backend)
+        else:
+            engine_options = EngineOptions(llama=options, cache=case == "cache", cache_ram_bytes=1 << 30)
+            engine = stack.enter_context(Engine.load(model, engine_options))
+            run = EngineRuns(engine, engine.info.n_vocab)
+        run(n_prompt, n_decode)
+        if case == "overhead":
+            overhead = Overhead(backend)
+            run = lambda p, d: {"prefill": overhead.measure(7, p), "decode": overhead.measure(2 * d, 1)}  # noqa: E731
+        for _ in sys.stdin:
+            print(json.dumps(run(n_prompt, n_decode)), flush=True)
+
+
+class Child:
+    """serve_case in a process of its own, with this one's arguments; calling it runs one round."""
+
+    def __init__(self, case: str) -> None:
+        command = [sys.executable, "-m", "benchmarks.micro.llama_bench", *sys.argv[1:], "--case", case]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __call__(self) -> Rates:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"a child ended with {self._process.wait()}")
+        return dict(json.loads(answer))
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Single-stream speed against llama-bench")
     parser.add_argument("--model", type=Path, default="smollm2", help="file or name; default: smollm2")
@@ -156,37 +204,37 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--decode", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument(
+        "--case", choices=[*CASES, "overhead"], help="serve this alone: a line in, a round as JSON out"
+    )
     arguments = parser.parse_args()
-    program, model = arguments.llama_bench or find_llama_bench(), model_path(arguments.model)
-    sizes = (arguments.prompt, arguments.decode)
+    model, sizes = model_path(arguments.model), (arguments.prompt, arguments.decode)
     n_ctx = -(-2 * sum(sizes) // 256) * 256
     options = LlamaOptions(n_ctx=n_ctx, n_slots=2, n_ubatch=N_UBATCH, n_threads=arguments.threads)
-
-    with (
-        LlamaBackend(model, options) as backend,
-        Engine.load(model, EngineOptions(llama=options, cache=False)) as cold,
-        Engine.load(model, EngineOptions(llama=options, cache_ram_bytes=1 << 30)) as warm,
-    ):
-        cases: dict[str, Callable[[], Rates]] = {
-            "llama-bench": lambda: run_llama_bench(program, model, *sizes, arguments.threads),
-            "backend": lambda: run_backend(backend, *sizes),
-            "engine, no cache": partial(EngineRuns(cold, backend.info.n_vocab), *sizes),
-            "engine, cache": partial(EngineRuns(warm, backend.info.n_vocab), *sizes),
-        }
-        for case in list(cases.values())[1:]:
-            case()  # llama-bench warms up as well
-        overhead = {"prefill": Overhead(backend).measure(7, sizes[0]), "decode": Overhead(backend).measure(128, 1)}
-        rounds = [{name: case() for name, case in cases.items()} for _ in range(arguments.rounds)]
+    if arguments.case:
+        serve_case(arguments.case, model, options, *sizes)
+        return
+    program = arguments.llama_bench or find_llama_bench()
+    rounds = []
+    with ExitStack() as stack:
+        children = {case: stack.enter_context(Child(case)) for case in CASES}
+        for child in children.values():
+            child()  # loaded and warm before the first measured round
+        for _ in range(arguments.rounds):
+            rates = {case: child() for case, child in children.items()}
+            rounds.append({PEER: run_llama_bench(program, model, *sizes, arguments.threads)} | rates)
+    with Child("overhead") as child:
+        overhead = child()
 
     setting = f"{arguments.threads} thread(s), prefill of {sizes[0]}, decode of {sizes[1]}, {len(rounds)} rounds"
     lines = [f"{model.name}, {setting}"]
     for what in ("prefill", "decode"):
-        for name in cases:
-            rates = [r[name][what] for r in rounds]
-            ratio = [r[name][what] / r["llama-bench"][what] for r in rounds]
+        for name in (PEER, *CASES):
+            speeds = [r[name][what] for r in rounds]
+            ratio = [r[name][what] / r[PEER][what] for r in rounds]
             lines.append(
-                f"{what:8} {name:18}{median(rates):9.1f} tok/s ({min(rates):8.1f} ..{max(rates):8.1f})"
+                f"{what:8} {name:12}{median(speeds):9.1f} tok/s ({min(speeds):8.1f} ..{max(speeds):8.1f})"
                 f"   ratio {median(ratio):5.2f} ({min(ratio):.2f} .. {max(ratio):.2f})"
             )
     each = ", ".join(f"{what} {ratio:.3f}" for what, ratio in overhead.items())

@@ -236,18 +236,19 @@ class LlamaBackend:
     # -- running ---------------------------------------------------------------------------------
     def decode(self, spans: Sequence[Span]) -> None:
         tokens = np.concatenate([s.tokens for s in spans]).astype(np.int32, copy=False)
-        counts = [len(s.tokens) for s in spans]
-        if len(tokens) > self.info.n_batch:
-            raise ValueError(f"{len(tokens)} tokens in one pass, n_batch is {self.info.n_batch}")
-        slots = np.repeat(np.array([s.slot for s in spans], dtype=np.uint32), counts)
-        want = np.zeros(len(tokens), dtype=np.int8)
-        for span, end in zip(spans, np.cumsum(counts), strict=True):
+        n = tokens.size
+        if n > self.info.n_batch:
+            raise ValueError(f"{n} tokens in one pass, n_batch is {self.info.n_batch}")
+        slots = np.empty(n, np.uint32)
+        want = np.zeros(n, np.int8)
+        at = 0
+        for span in spans:
+            end = at + span.tokens.size
+            slots[at:end] = span.slot
             want[end - 1] = span.want_logits
-        native.check(
-            self._lib.gufo_decode(
-                self._state, len(tokens), native.pointer(tokens), native.pointer(slots), native.pointer(want)
-            )
-        )
+            at = end
+        pointer = native.pointer
+        native.check(self._lib.gufo_decode(self._state, n, pointer(tokens), pointer(slots), pointer(want)))
 
     def logits(self, slot: int) -> Logits:
         out = np.empty(self.info.n_vocab, dtype=np.float32)

@@ -36,10 +36,41 @@ static sampler_ptr copy_of(const sampler_ptr & s) {
     return sampler_ptr(s ? llama_sampler_clone(s.get()) : nullptr);
 }
 
+// True when the chain can only choose the largest logit: nothing changes one, and the temperature is 0.
+static bool takes_largest(const common_params_sampling & p) {
+    return p.temp <= 0.0f && p.mirostat == 0 && p.logit_bias.empty() && p.penalty_repeat == 1.0f &&
+           p.penalty_freq == 0.0f && p.penalty_present == 0.0f && p.dry_multiplier == 0.0f &&
+           p.xtc_probability <= 0.0f && p.adaptive_target < 0.0f;
+}
+
+// The first of the largest; a NaN anywhere is returned as such (its index) for the caller to refuse.
+static llama_token largest(const float * x, size_t n) {
+    constexpr size_t lanes = 16;  // independent maxima, so that the compiler can use vectors
+    float best[lanes];
+    uint32_t nan[lanes] = {};  // as wide as a float: one vector compare
+    std::fill(best, best + lanes, -INFINITY);
+    const size_t whole = n - n % lanes;
+    for (size_t i = 0; i < whole; i += lanes) {
+        for (size_t k = 0; k < lanes; k++) {
+            best[k] = x[i + k] > best[k] ? x[i + k] : best[k];
+            nan[k] |= x[i + k] != x[i + k];
+        }
+    }
+    float top = *std::max_element(best, best + lanes);
+    bool bad = std::any_of(nan, nan + lanes, [](uint32_t n) { return n != 0; });
+    for (size_t i = whole; i < n; i++) {
+        top = x[i] > top ? x[i] : top;
+        bad |= std::isnan(x[i]);
+    }
+    return static_cast<llama_token>(
+        bad ? std::find_if(x, x + n, [](float v) { return std::isnan(v); }) - x : std::find(x, x + n, top) - x);
+}
+
 struct gufo_sampler {
     const llama_vocab * vocab = nullptr;
     common_params_sampling params;
     bool reference = false;
+    bool plain_greedy = false;
     common_sampler_ptr base;  // the chain; with `reference` also grammar and budget
     sampler_ptr grammar, budget;
     sampler_ptr grammar_fresh, budget_fresh;  // as before the first generated token, for reset
@@ -106,7 +137,28 @@ struct gufo_sampler {
         common_sampler_accept(base.get(), token, is_generated);
     }
 
+    // The same choice as the chain's, without a table of all candidates (a vocabulary of 248,320: 0.9 ms).
+    void draw_largest(const float * logits) {
+        const llama_token token = largest(logits, candidates.size());
+        candidates[0] = { token, logits[token], 1.0f };
+        view = { candidates.data(), 1, 0, false };
+    }
+
     void draw(const float * logits, bool grammar_first) {
+        if (plain_greedy && !budget && !grammar_first) {
+            draw_largest(logits);
+        } else {
+            draw_with_chain(logits, grammar_first);
+        }
+        if (view.selected < 0 || static_cast<size_t>(view.selected) >= view.size) {
+            throw gufo_failure(GUFO_E_BACKEND, "the sampler chain selected no token");
+        }
+        if (std::isnan(view.data[view.selected].logit)) {
+            throw gufo_failure(GUFO_E_BACKEND, "the logits are not numbers");
+        }
+    }
+
+    void draw_with_chain(const float * logits, bool grammar_first) {
         for (size_t i = 0; i < candidates.size(); i++) {
             candidates[i] = { static_cast<llama_token>(i), logits[i], 0.0f };
         }
@@ -118,12 +170,6 @@ struct gufo_sampler {
             llama_sampler_apply(grammar.get(), &view);
         }
         llama_sampler_apply(common_sampler_get(base.get()), &view);
-        if (view.selected < 0 || static_cast<size_t>(view.selected) >= view.size) {
-            throw gufo_failure(GUFO_E_BACKEND, "the sampler chain selected no token");
-        }
-        if (std::isnan(view.data[view.selected].logit)) {
-            throw gufo_failure(GUFO_E_BACKEND, "the logits are not numbers");
-        }
     }
 
     llama_token sample(const float * logits) {
@@ -154,6 +200,7 @@ gufo_sampler * gufo_sampler_new(const void * model_ptr, const char * params_json
         s->params = gufo_sampling_params(model, j);
         gufo::read(j, "reference", s->reference);
         s->candidates.resize(llama_vocab_n_tokens(s->vocab));
+        s->plain_greedy = takes_largest(s->params);
 
         common_params_sampling chain = s->params;
         const auto opening = gufo::opening_tokens(s->vocab, s->params.generation_prompt);
@@ -183,6 +230,7 @@ gufo_sampler * gufo_sampler_clone(const gufo_sampler * s) {
         copy->vocab = s->vocab;
         copy->params = s->params;
         copy->reference = s->reference;
+        copy->plain_greedy = s->plain_greedy;
         copy->base.reset(common_sampler_clone(s->base.get()));
         copy->grammar = copy_of(s->grammar);
         copy->budget = copy_of(s->budget);

@@ -13,7 +13,7 @@ import pytest
 from gufo_gguf.backend.base import Logits, Span
 from gufo_gguf.backend.llama import LlamaBackend
 from gufo_gguf.backend.sampling import Sampler, schema_to_grammar, top_logprobs
-from gufo_gguf.core.errors import RequestError
+from gufo_gguf.core.errors import GufoError, RequestError
 from gufo_gguf.engine.types import SamplingParams, as_tokens
 
 pytestmark = pytest.mark.native
@@ -366,3 +366,40 @@ def test_schema_that_cannot_be_expressed_is_named(lib: ctypes.CDLL) -> None:
     with pytest.raises(RequestError) as caught:
         schema_to_grammar(lib, {"type": "no-such-type"})
     assert caught.value.param == "json_schema"
+
+
+@pytest.mark.parametrize("case", ["spread", "ties", "masked", "all masked", "last"])
+def test_the_largest_logit_is_what_llama_cpps_chain_takes(backend: LlamaBackend, lib: ctypes.CDLL, case: str) -> None:
+    """Without penalties and biases a temperature of 0 skips the chain; a bias of 0 on one token does not."""
+    chain = SamplingParams(temperature=0.0, logit_bias={1: 0.0})
+    for seed in range(8):
+        logits = random_logits(backend, seed)
+        if case == "ties":
+            logits = np.round(logits)
+        elif case == "masked":
+            logits[np.random.default_rng(seed).random(logits.size) < 0.9] = -np.inf
+        elif case == "all masked":
+            logits[:] = -np.inf
+        elif case == "last":
+            logits[-1] = 99.0
+        with (
+            Sampler(lib, backend.model_ptr, SamplingParams(temperature=0.0)) as plain,
+            Sampler(lib, backend.model_ptr, chain) as other,
+        ):
+            token = plain.sample_logits(logits)
+            assert token == int(np.argmax(logits))
+            if case not in ("ties", "all masked"):  # the chain may order equal logits as it likes
+                assert token == other.sample_logits(logits)
+
+
+@pytest.mark.parametrize("where", [0, 17, -1])
+def test_a_greedy_draw_refuses_logits_that_are_not_numbers(
+    backend: LlamaBackend, lib: ctypes.CDLL, where: int
+) -> None:
+    logits = random_logits(backend, 1)
+    logits[where] = np.nan
+    with (
+        Sampler(lib, backend.model_ptr, SamplingParams(temperature=0.0)) as sampler,
+        pytest.raises(GufoError, match="not numbers"),
+    ):
+        sampler.sample_logits(logits)
