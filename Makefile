@@ -24,12 +24,12 @@ BUILD   := native/build.py
 KIND    := --kind '$(BACKEND)' --gpu-targets '$(GPU_TARGETS)' --cmake-flags='$(CMAKE_FLAGS)'
 PYTEST  := $(PY) -m pytest
 
-.PHONY: serve native venv venv-dev test test-fast test-long qualify tools lint format clean help
+.PHONY: serve native venv venv-dev test test-fast test-long qualify tools check-hip lint format clean help
 .DEFAULT_GOAL := help
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
-	@echo 'Targets: serve test test-fast qualify native tools lint format clean'
+	@echo 'Targets: serve test test-fast qualify native tools check-hip lint format clean'
 
 serve: native
 	@exec .venv/bin/gufo serve $(if $(MODEL),'$(MODEL)') --host '$(HOST)' --port '$(PORT)' $(ARGS)
@@ -64,6 +64,11 @@ qualify: venv-dev
 # Upstream's own server and benchmark, of the same build: what ours is compared with.
 tools: native
 	@$(PY) $(BUILD) tools $(KIND) llama-server llama-bench
+
+# Does the device code of the HIP backend compile for gfx1151?  Without ROCm the compiler and the headers come
+# from Debian and are unpacked into the cache folder.  ARGS=--every: all sources instead of one per family.
+check-hip: venv
+	@$(PY) native/check_hip.py --gpu-targets '$(GPU_TARGETS)' $(ARGS)
 
 lint: venv-dev
 	$(PY) -m ruff check .

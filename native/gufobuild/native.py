@@ -142,7 +142,7 @@ class BuildTools:
 
     def _hip_env(self, env: dict[str, str]) -> None:
         probe = Probe()
-        hipconfig = next((c for c in ("hipconfig", "/opt/rocm/bin/hipconfig") if probe.which(c)), None)
+        hipconfig = needs.find_program("hipconfig", probe)
         if hipconfig is None:
             return
         for variable, option, suffix in (("HIPCXX", "-l", "/clang++"), ("HIP_PATH", "-R", "")):

@@ -82,6 +82,11 @@ def version_in(text: str) -> tuple[int, ...]:
     return tuple(map(int, found.group().split("."))) if found else ()
 
 
+def find_program(name: str, probe: Probe) -> str | None:
+    """A ROCm program: in PATH, else where AMD's packages put it without adding that to PATH."""
+    return next((c for c in (name, f"/opt/rocm/bin/{name}") if probe.which(c)), None)
+
+
 def missing(kind: str, environ: Mapping[str, str], cache: Path, probe: Probe | None = None) -> list[str]:
     """Everything this system lacks for a build of ``kind``; empty = ready."""
     probe = probe or Probe()
@@ -133,8 +138,7 @@ def _cuda(environ: Mapping[str, str], probe: Probe) -> list[str]:
 
 def _hip(environ: Mapping[str, str], probe: Probe) -> list[str]:
     need = ".".join(map(str, MIN_HIP))
-    config = next((c for c in ("hipconfig", "/opt/rocm/bin/hipconfig") if probe.which(c)), None)
-    hipcc = next((c for c in ("hipcc", "/opt/rocm/bin/hipcc") if probe.which(c)), None)
+    config, hipcc = find_program("hipconfig", probe), find_program("hipcc", probe)
     if config is None or hipcc is None:
         return [f"ROCm {need} or newer with hipBLAS and rocBLAS: no hipcc and hipconfig in PATH or /opt/rocm/bin"]
     version = version_in(probe.run([config, "--version"])[1])
