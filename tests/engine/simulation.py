@@ -3,11 +3,14 @@
     python -m tests.engine.simulation --seeds 1000 --ops 1000      (one million operations)
 
 Random conversations, edits, forks, resends, cancels and idle time, with budgets from "nothing fits"
-to "everything fits" and 1 to 4 slots.  What must hold after every operation:
+to "everything fits" and 1 to 4 slots; in most worlds with a disk tier, whose server is stopped, killed
+or loses its power now and then, whose files are damaged and whose disk fills up.  What must hold:
 
-- every state that a slot starts from was computed: its chain link was seen at a decode, and the
-  fake (strict) proves rows and private state belong together;
-- ``CacheManager.check()`` is empty and the pool holds no memory of a forgotten buffer;
+- every state that a slot starts from was computed: its chain link was seen at a decode;
+- the backend never has to refuse what the cache gives it (the fake proves that rows and private state
+  belong together): damage is found before, by checksums;
+- stored next-token logits are those that were computed for exactly the prompt they answer;
+- after every operation ``CacheManager.check()`` is empty and the pool holds no forgotten buffer;
 - every request ends, with the number of tokens it asked for.
 
 A failing seed repeats exactly: nothing here reads a clock or a random source of its own.
@@ -16,6 +19,7 @@ A failing seed repeats exactly: nothing here reads a clock or a random source of
 from __future__ import annotations
 
 import argparse
+import logging
 import random
 import sys
 from dataclasses import dataclass, field
@@ -27,12 +31,14 @@ from gufo_gguf.backend.base import Logits
 from gufo_gguf.backend.fake import FakeBackend
 from gufo_gguf.cache.events import EventLog, encode
 from gufo_gguf.cache.manager import CacheManager
-from gufo_gguf.cache.types import CacheLimits, PromptView, StateShape, Tokens
+from gufo_gguf.cache.types import CacheLimits, Lease, PromptView, StateShape, Tokens
+from gufo_gguf.core.errors import StateRejected
 from gufo_gguf.engine.executor import Executor
 from gufo_gguf.engine.job import Job, Phase
 from gufo_gguf.engine.pool import BufferPool
 from gufo_gguf.engine.scheduler import Scheduler
 from gufo_gguf.engine.types import Event, Finished, FinishReason, GenerateRequest, TextDelta, TokenLogprob, as_tokens
+from tests.engine.simulated_disk import SimulatedDisk
 
 N_VOCAB = 48
 
@@ -43,6 +49,8 @@ class ObservedBackend(FakeBackend):
     def __init__(self, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
         self.seen: set[int] = {fs.SEED_LINK}
+        self.logits_of: dict[bytes, tuple[int, ...]] = {}
+        """Every vector of logits that was read, and the tokens it continues."""
         self.restores = 0
 
     def _advance(self, slot, tokens: Tokens, total: int, place: int) -> None:  # type: ignore[no-untyped-def]
@@ -53,22 +61,47 @@ class ObservedBackend(FakeBackend):
         if self._row_bytes:  # with rows, every row carries its link
             self.seen.update(slot.rows[before : before + len(tokens), :8].copy().view(np.uint64).reshape(-1).tolist())
 
+    def logits(self, slot: int) -> Logits:
+        out = super().logits(slot)
+        self.logits_of[out.tobytes()] = self.history(slot)
+        return out
+
+    def history(self, slot: int) -> tuple[int, ...]:
+        return tuple(self._slots[slot].tokens)
+
+    def _reject(self, slot: int, why: str) -> StateRejected:
+        raise AssertionError(f"the cache gave slot {slot} what is no state: {why}")
+
     def finish_restore(self, slot: int) -> None:
         super().finish_restore(slot)
         self.restores += 1
         assert self._slots[slot].link in self.seen, "a restore gave a state nobody computed"
 
 
-class GreedySampler:
-    """Argmax over the fake's logits."""
+class ObservedExecutor(Executor):
+    """Logits that go into a checkpoint must be those of the slot's own tokens."""
 
-    def __init__(self, backend: FakeBackend) -> None:
+    def _logits(self, lease: Lease) -> Logits:
+        out = super()._logits(lease)
+        assert isinstance(self._backend, ObservedBackend)
+        assert self._backend.logits_of.get(out.tobytes()) == self._backend.history(lease.slot), "another text's logits"
+        return out
+
+
+class GreedySampler:
+    """Argmax over the fake's logits; ``prompt``: stored logits must be the ones that follow it."""
+
+    def __init__(self, backend: FakeBackend, prompt: Tokens | None = None) -> None:
         self._backend = backend
+        self._prompt = prompt
 
     def sample(self, slot: int) -> int:
-        return self.sample_logits(self._backend.logits(slot))
+        return int(np.argmax(self._backend.logits(slot)))
 
     def sample_logits(self, logits: Logits) -> int:
+        if isinstance(self._backend, ObservedBackend) and self._prompt is not None:
+            origin = self._backend.logits_of.get(logits.tobytes())
+            assert origin == tuple(self._prompt.tolist()), "stored logits follow another text"
         return int(np.argmax(logits))
 
     def accept(self, token: int) -> None: ...
@@ -105,24 +138,25 @@ class Outcome:
 class World:
     """Everything one seed runs on."""
 
-    def __init__(self, seed: int, *, budget_bytes: int | None = None, n_slots: int | None = None) -> None:
+    def __init__(
+        self, seed: int, *, budget_bytes: int | None = None, n_slots: int | None = None, disk: bool | None = None
+    ) -> None:
         rng = self.rng = random.Random(seed)
         row_bytes, private_bytes = rng.choice([(24, 64), (24, 256), (40, 0), (0, 96), (24, 2048)])
-        slots = n_slots or rng.randint(1, 4)
+        self.n_slots = n_slots or rng.randint(1, 4)
         chunk_rows = rng.choice([4, 8, 16])
-        self.backend = ObservedBackend(
-            row_bytes=row_bytes,
-            private_bytes=private_bytes,
-            n_slots=slots,
-            n_ctx=384,
-            n_vocab=N_VOCAB,
-            n_batch=64,
-            n_ubatch=rng.choice([8, 16, 32]),
-        )
+        self._options = {
+            "row_bytes": row_bytes,
+            "private_bytes": private_bytes,
+            "n_ctx": 384,
+            "n_vocab": N_VOCAB,
+            "n_batch": 64,
+            "n_ubatch": rng.choice([8, 16, 32]),
+        }
         whole = 384 * row_bytes + private_bytes + 4 * N_VOCAB
         budget = rng.choice([0, whole // 2, 2 * whole, 6 * whole, 60 * whole]) if budget_bytes is None else budget_bytes
-        shape = StateShape(row_bytes, private_bytes, 4 * N_VOCAB, chunk_rows)
-        limits = CacheLimits(
+        self.shape = StateShape(row_bytes, private_bytes, 4 * N_VOCAB, chunk_rows)
+        self.limits = CacheLimits(
             ram_bytes=budget,
             max_checkpoints=rng.choice([2, 6, 128]),
             chunk_rows=chunk_rows,
@@ -132,27 +166,57 @@ class World:
             learned_merge=4,
         )
         self.lines: list[str] = []
+        self.disk: SimulatedDisk | None = None
+        rng = self.disk_rng = random.Random(f"disk {seed}")
+        if disk if disk is not None else rng.random() < 0.7:
+            spacing = rng.choice([1, 16, 64])
+            self.disk = SimulatedDisk(rng, rng.choice([1 << 16, 1 << 19, 1 << 24]), spacing)
+        self.restores = self.restarts = 0
+        self.start()
+        self.systems = [self._text(rng.randint(10, 60)) for _ in range(3)]
+        self.conversations: list[Conversation] = []
+        self.open: list[tuple[Job, Outcome, Conversation]] = []
+        self.ops = 0
+
+    def start(self) -> None:
+        """What a process makes: everything but the folder and the clients."""
+        self.backend = ObservedBackend(n_slots=self.n_slots, **self._options)
         self.events = EventLog(sinks=(lambda e: self.lines.append(encode(e)),))
+        ram = self.limits.ram_bytes
         self.manager = CacheManager(
-            shape, limits, slots, self.backend.info.n_ctx, self.events, enabled=True, ram=budget > 0
+            self.shape, self.limits, self.n_slots, self.backend.info.n_ctx, self.events, enabled=True, ram=ram > 0
         )
-        self.pool = BufferPool(self.backend.alloc, max(budget, 1) * 2)
-        self.executor = Executor(self.backend, self.manager, self.pool, clock=lambda: 0.0)
+        self.pool = BufferPool(self.backend.alloc, max(ram, 1) * 2)
+        self.executor = ObservedExecutor(self.backend, self.manager, self.pool, clock=lambda: 0.0)
         self.scheduler = Scheduler(
             self.backend,
             self.manager,
             self.executor,
-            lambda request: GreedySampler(self.backend),
+            lambda request: GreedySampler(self.backend, request.tokens),
             lambda request: PlainText(),
             lambda token: False,
             prefill_chunk=32,
             shared_prefix_min=8,
             clock=lambda: 0.0,
         )
-        self.systems = [self._text(rng.randint(10, 60)) for _ in range(3)]
-        self.conversations: list[Conversation] = []
-        self.open: list[tuple[Job, Outcome, Conversation]] = []
-        self.ops = 0
+        if self.disk is not None:
+            self.disk.attach(self.manager, self.backend, self.pool, self.executor)
+
+    def restart(self) -> None:
+        """The server ends, in one of three ways, and another one opens the folder."""
+        assert self.disk is not None
+        how = self.disk_rng.choice(["stop", "kill", "power"])
+        if how == "stop":
+            self.settle()
+        self.disk.end(how, self.executor)
+        self.open.clear()  # their clients have seen the connection break
+        old = self.backend
+        self.restores += old.restores
+        self.restarts += 1
+        self.n_slots = self.disk_rng.randint(1, 4)
+        self.start()
+        self.backend.seen, self.backend.logits_of = old.seen, old.logits_of
+        self.disk.verify()
 
     # -- operations ------------------------------------------------------------------------------
     def run(self, n_ops: int) -> None:
@@ -160,6 +224,7 @@ class World:
             self.operate()
             self.ops += 1
         self.settle()
+        self.restores += self.backend.restores
 
     def operate(self) -> None:
         rng = self.rng
@@ -174,8 +239,26 @@ class World:
         elif self.scheduler.idle():
             for _ in range(rng.randint(1, 3)):
                 self.executor.spill(self.backend.info.n_ubatch)
+        if self.disk is not None:
+            self.operate_disk(self.disk)
         self.collect()
         self.verify()
+
+    def operate_disk(self, disk: SimulatedDisk) -> None:
+        rng = self.disk_rng
+        op = rng.random()
+        if op < 0.35:
+            while self.executor.prepare_write(rng.choice([4, 64])) and rng.random() < 0.9:
+                pass
+        elif op < 0.75:
+            disk.step()
+        elif op < 0.77:
+            disk.harm()
+        elif op < 0.78:
+            disk.fs.capacity_bytes = None if disk.fs.capacity_bytes else disk.fs.used_bytes() + rng.randint(0, 4096)
+        elif op < 0.80:
+            self.restart()
+        disk.hear()
 
     def next_prompt(self) -> Conversation:
         rng = self.rng
@@ -199,6 +282,8 @@ class World:
             conversation.tokens += self._text(rng.randint(1, 30))
         if len(conversation.tokens) > 340:  # compaction
             conversation.tokens = list(self.systems[0]) + self._text(20)
+        if self.disk is not None and self.disk_rng.random() < 0.3:  # prompts that end at equal places
+            del conversation.tokens[max(1, len(conversation.tokens) // 8 * 8) :]
         return conversation
 
     def submit(self, conversation: Conversation) -> None:
@@ -262,7 +347,8 @@ def main() -> int:
     parser.add_argument("--ops", type=int, default=100)
     parser.add_argument("--first", type=int, default=0)
     args = parser.parse_args()
-    restores = ops = 0
+    logging.disable(logging.WARNING)  # full disks and damaged files are the point
+    restores = ops = restarts = written = restored = damaged = 0
     for seed in range(args.first, args.first + args.seeds):
         world = World(seed)
         try:
@@ -270,9 +356,16 @@ def main() -> int:
         except BaseException:
             print(f"seed {seed} failed after {world.ops} operations", file=sys.stderr)
             raise
-        restores += world.backend.restores
+        restores += world.restores
         ops += world.ops
+        if world.disk is not None:
+            world.disk.count()
+            restarts += world.restarts
+            written += world.disk.written
+            restored += world.disk.restored
+            damaged += world.disk.damaged
     print(f"{args.seeds} seeds, {ops} operations, {restores} restores: every start was a computed state")
+    print(f"disk: {restarts} restarts, {written} writes, {restored} restores, {damaged} damaged files")
     return 0
 
 
