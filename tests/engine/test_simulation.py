@@ -25,7 +25,7 @@ def test_a_seed_repeats_exactly() -> None:
 
 
 def test_the_simulation_restores_at_all() -> None:
-    world = World(3, budget_bytes=1 << 20, n_slots=1, disk=False)
+    world = World(4, budget_bytes=1 << 20, n_slots=1, disk=False)
     world.run(200)
     assert world.restores > 5
 
