@@ -32,6 +32,8 @@ class Run:
     memory: list[dict[str, int]] = field(default_factory=list)
     wall_s: float = 0.0
     """Of the requests alone, pauses and restarts left out."""
+    cpu_s: float = 0.0
+    """Processor time of the server from its first request on: what a busy machine does not change."""
     restart_s: float = 0.0
 
     @property
@@ -44,6 +46,7 @@ def play(workload: Workload, sizes: Sizes, server: Server, pace: float = 0.01) -
     run = Run(workload.name, server.name)
     script = workload.script(sizes)
     step = next(script)
+    cpu_before_s = server.cpu_s()
     with ThreadPoolExecutor(max_workers=16) as pool:
         while True:
             answers: Answers = []
@@ -56,6 +59,7 @@ def play(workload: Workload, sizes: Sizes, server: Server, pace: float = 0.01) -
             try:
                 step = script.send(answers)
             except StopIteration:
+                run.cpu_s = server.cpu_s() - cpu_before_s
                 return run
 
 

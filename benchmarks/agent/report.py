@@ -42,6 +42,7 @@ class Line:
     first_token_ms: dict[str, float]
     wall_s: list[float]
     """One per round."""
+    cpu_s: list[float]
     answers: dict[str, Any]
     memory: dict[str, int]
 
@@ -60,16 +61,17 @@ def line(runs: Sequence[Run], least: Least, verdict: Verdict | None) -> Line:
         of_bound=first.prefilled / max(1.0, least.bound),
         first_token_ms={"p50": quantile(ttft, 0.5), "p95": quantile(ttft, 0.95), "max": max(ttft)},
         wall_s=[run.wall_s for run in runs],
+        cpu_s=[run.cpu_s for run in runs],
         answers=asdict(verdict) if verdict is not None else {},
         memory={key: max(m.get(key, 0) for m in first.memory) for key in sorted(keys)},
     )
 
 
 def table(lines: Iterable[Line]) -> list[str]:
-    """Fixed-width text; wall time of the first server of each workload is 1."""
+    """Fixed-width text."""
     head = (
         f"{'workload':<11}{'server':<11}{'prompt':>8}{'prefilled':>10}{'/prefix':>8}{'/bound':>8}"
-        f"{'TTFT p50':>10}{'p95':>8}{'max ms':>8}{'wall s':>8}{'wrong':>7}"
+        f"{'TTFT p50':>10}{'p95':>8}{'max ms':>8}{'wall s':>8}{'CPU s':>7}{'wrong':>7}"
     )
     out = [head]
     for one in lines:
@@ -78,7 +80,7 @@ def table(lines: Iterable[Line]) -> list[str]:
         out.append(
             f"{one.workload:<11}{one.server:<11}{one.prompt_tokens:>8,}{one.prefilled:>10,}"
             f"{one.of_common_prefix:>8.2f}{one.of_bound:>8.2f}"
-            f"{ttft['p50']:>10.0f}{ttft['p95']:>8.0f}{ttft['max']:>8.0f}{median(one.wall_s):>8.2f}{wrong:>7}"
+            f"{ttft['p50']:>10.0f}{ttft['p95']:>8.0f}{ttft['max']:>8.0f}{median(one.wall_s):>8.2f}{median(one.cpu_s):>7.2f}{wrong:>7}"
         )
     return out
 
@@ -96,6 +98,7 @@ def save(name: str, settings: Mapping[str, Any], lines: Sequence[Line], runs: Se
                 "workload": run.workload,
                 "server": run.server,
                 "wall_s": run.wall_s,
+                "cpu_s": run.cpu_s,
                 "restart_s": run.restart_s,
                 "memory": run.memory,
                 "samples": [{k: v for k, v in asdict(s).items() if k not in ("answer", "text")} for s in run.samples],

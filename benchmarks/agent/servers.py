@@ -86,6 +86,9 @@ class Server(Protocol):
         ...
 
     def memory(self) -> dict[str, int]: ...
+    def cpu_s(self) -> float:
+        """Processor time since the server was first started, restarts included."""
+        ...
 
 
 class Process:
@@ -119,6 +122,11 @@ class Process:
                 self.child.kill()
                 self.child.wait()
 
+    def cpu_s(self) -> float:
+        """Processor time of the process so far."""
+        times = psutil.Process(self.child.pid).cpu_times()
+        return float(times.user + times.system)
+
     def rss(self) -> int:
         return int(psutil.Process(self.child.pid).memory_info().rss)
 
@@ -135,6 +143,7 @@ class _Local:
         self.http = Http(f"http://127.0.0.1:{self.port}")
         self.starts_s: list[float] = []
         self._process: Process | None = None
+        self._cpu_before_s = 0.0
 
     def command(self) -> list[str]:
         raise NotImplementedError
@@ -150,8 +159,12 @@ class _Local:
 
     def restart(self, *, kill: bool) -> None:
         assert self._process is not None
+        self._cpu_before_s = self.cpu_s()
         self._process.end(kill=kill)
         self.start()
+
+    def cpu_s(self) -> float:
+        return self._cpu_before_s + (self._process.cpu_s() if self._process is not None else 0.0)
 
     def stop(self) -> None:
         """End the process and remove its files; idempotent."""
@@ -269,6 +282,9 @@ class Url:
 
     def memory(self) -> dict[str, int]:
         return {}
+
+    def cpu_s(self) -> float:
+        return 0.0
 
 
 _GREEDY = {"temperature": 0.0, "ignore_eos": True, "stream": True, "seed": 1}
