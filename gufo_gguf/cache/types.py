@@ -321,7 +321,6 @@ class CacheLimits:
     learned_min: int = 512
     learned_merge: int = 64
     cheap_factor: int = 8
-    disk_spacing: int = 2048
     plain_lru: bool = False
     """Evict by last use alone, without ranks: for measuring what they earn (``engine/ablation.py``)."""
 

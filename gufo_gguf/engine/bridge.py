@@ -22,14 +22,22 @@ T = TypeVar("T")
 
 
 class Owner:
-    """``step`` does a unit of model work, ``idle_step`` a unit of background work; both say if they did any."""
+    """``step`` does a unit of model work, ``idle_step`` a unit of background work; both say if they did any.
+
+    ``idle_wait_s``: seconds after which an idle thread looks for background work again, None = never.
+    """
 
     def __init__(
-        self, step: Callable[[], bool], idle_step: Callable[[], bool], on_failure: Callable[[Exception], None]
+        self,
+        step: Callable[[], bool],
+        idle_step: Callable[[], bool],
+        on_failure: Callable[[Exception], None],
+        idle_wait_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._step = step
         self._idle_step = idle_step
         self._on_failure = on_failure
+        self._idle_wait_s = idle_wait_s
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._stopping = False
         self.failure: Exception | None = None
@@ -80,16 +88,16 @@ class Owner:
                 if self._step():
                     continue
                 if self._inbox.empty() and not self._idle_step():
-                    self._empty_inbox(wait=True)
+                    self._empty_inbox(wait=True, timeout_s=self._idle_wait_s())
         except Exception as error:
             log.exception("the owner thread failed; all requests end with an error")
             self.failure = error
             self._on_failure(error)
             self._refuse_rest(error)
 
-    def _empty_inbox(self, *, wait: bool) -> None:
+    def _empty_inbox(self, *, wait: bool, timeout_s: float | None = None) -> None:
         try:
-            action = self._inbox.get(block=wait)
+            action = self._inbox.get(block=wait, timeout=timeout_s)
             while True:
                 if action is not None:
                     action()

@@ -130,7 +130,7 @@ class DiskTier:
             pairs = [(int(chunk), ref.key) for (chunk, _), ref in zip(parts.chunks, record.chunks, strict=False)]
             self._post(lambda: self._bind(pairs))
             self._restored = None
-        if origin not in (Origin.PROMPT, Origin.LEARNED):
+        if origin not in (Origin.PROMPT, Origin.LEARNED, Origin.FRONTIER):
             return
         if origin is Origin.PROMPT and self._too_close(parts.scope, parts.tokens):
             self._durable.refused(checkpoint, len(parts.tokens), origin, "spacing")
@@ -341,12 +341,20 @@ class DiskTier:
         }
 
     # -- shutdown and reports --------------------------------------------------------------------
+    @property
+    def holds_back(self) -> bool:
+        """Is there a newest boundary that only spacing keeps off the disk?"""
+        return bool(self._skipped)
+
     def want_newest(self) -> None:
-        """Before a shutdown: write the newest boundaries, whatever their spacing."""
-        for checkpoint, scope, tokens in list(self._skipped)[-_MAX_WANTED:]:
+        """Want the newest boundaries, whatever their spacing: before a shutdown, or when idle for long.
+
+        As many as may be wanted at once, the latest first; the others stay held back.
+        """
+        while self._skipped and len(self._wanted) < _MAX_WANTED:
+            checkpoint, scope, tokens = self._skipped.pop()
             if self._durable.export(checkpoint) is not None:
                 self._want(checkpoint, scope, tokens, Origin.PROMPT)
-        self._skipped = []
 
     def status(self) -> dict[str, object]:
         """Numbers for ``/v1/cache``; sizes in bytes."""

@@ -112,9 +112,8 @@ class SimulatedDisk:
         """``stop`` drains as SIGTERM does, ``kill`` is SIGKILL, ``power`` loses what was not synced."""
         assert self.tier is not None
         if how == "stop":
-            self.tier.want_newest()
-            while executor.prepare_write(1 << 20):
-                pass
+            while executor.prepare_write(1 << 20) or self.tier.holds_back:
+                self.tier.want_newest()
             self.tier.close(self.rng.choice([0.0, 20.0, 10_000.0]))
             self.hear()
         elif how == "kill":
