@@ -18,12 +18,12 @@ from gufo_gguf.api.conversation import Conversation
 from gufo_gguf.api.options import ChatOptions, Options, chat_input, check_names, request_of, sampling_of
 from gufo_gguf.backend.base import BackendInfo
 from gufo_gguf.backend.chat import Rendered
-from gufo_gguf.backend.llama import LlamaOptions
 from gufo_gguf.cache.types import Tokens
 from gufo_gguf.core.errors import GufoError, RequestError
 from gufo_gguf.engine.engine import Engine as Core
-from gufo_gguf.engine.engine import EngineOptions
+from gufo_gguf.engine.flags import EngineFlags, engine_options
 from gufo_gguf.engine.types import as_tokens
+from gufo_gguf.models.default import find_model
 
 Message = Mapping[str, Any]
 Messages = str | Sequence[Message]
@@ -49,59 +49,21 @@ class Engine:
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | Path | None = None,
         *,
-        alias: str | None = None,
-        ctx_size: int = 0,
-        sessions: int = 1,
-        threads: int = 0,
-        batch_size: int = 2048,
-        ubatch_size: int = 512,
-        n_gpu_layers: int = -1,
-        cache_type_k: str = "f16",
-        cache_type_v: str = "f16",
-        swa_full: bool = False,
-        chat_template: str | None = None,
-        cache: bool = True,
-        cache_ram_bytes: int | None = None,
-        cache_disk: str | Path | None = None,
-        cache_disk_bytes: int = 8 << 30,
-        cache_disk_staging_bytes: int = 1 << 20,
-        cache_log: str | Path | None = None,
-        prefill_chunk: int = 512,
-        max_queue: int = 64,
+        hf_repo: str | None = None,
         progress: Callable[[float], None] | None = None,
+        **flags: Unpack[EngineFlags],
     ) -> None:
-        """Load a GGUF file.  The names are those of ``gufo serve``'s flags; sizes are in bytes.
+        """Load a model: a GGUF file, a name (``owlet``, the default, or ``smollm2``), or ``hf_repo``.
 
+        ``hf_repo`` is ORG/REPO[:QUANT] of the Hugging Face hub, fetched when it is not here.  ``flags``
+        have the names and defaults of ``gufo serve``'s flags, see EngineFlags; sizes are in bytes.
         ``progress`` is called with fractions of 1 while the model loads.  Raises ModelError or
         ConfigError, each naming what is wrong and the remedy.
         """
-        llama = LlamaOptions(
-            n_ctx=ctx_size,
-            n_slots=sessions,
-            n_batch=batch_size,
-            n_ubatch=ubatch_size,
-            n_threads=threads,
-            n_gpu_layers=n_gpu_layers,
-            cache_type_k=cache_type_k,
-            cache_type_v=cache_type_v,
-            swa_full=swa_full,
-            chat_template=chat_template,
-        )
-        self.options = EngineOptions(
-            llama=llama,
-            cache=cache,
-            cache_ram_bytes=cache_ram_bytes,
-            cache_log=None if cache_log is None else Path(cache_log),
-            cache_disk=None if cache_disk is None else Path(cache_disk),
-            cache_disk_bytes=cache_disk_bytes,
-            cache_disk_staging_bytes=cache_disk_staging_bytes,
-            prefill_chunk=prefill_chunk,
-            max_queue=max_queue,
-            alias=alias,
-        )
-        self._core: Core | None = Core.load(path, self.options, progress)
+        self.options = engine_options(**flags)
+        self._core: Core | None = Core.load(find_model(path, hf_repo), self.options, progress)
 
     @property
     def core(self) -> Core:

@@ -4,7 +4,7 @@
     gufo cache show ID --cache-disk DIR       one checkpoint and what it shares
     gufo cache check --cache-disk DIR         every checksum; status 1 on damage
     gufo cache check --url http://…           a running server's own recount
-    gufo cache rm ID... --cache-disk DIR      refused on a folder in use
+    gufo cache rm ID... --cache-disk DIR      refused on a folder in use; --all for every checkpoint
     gufo cache replay FILE                    a decision log (see ``replay.py``)
 
 All but ``rm`` read only and work on a folder in use.  No command shows text or tokens.
@@ -22,7 +22,7 @@ from rich.markup import escape
 
 from gufo_gguf.cli.client import Client
 from gufo_gguf.cli.replay import replay
-from gufo_gguf.cli.sizes import show_age, show_bytes
+from gufo_gguf.cli.sizes import count, show_age, show_bytes
 from gufo_gguf.core.errors import ConfigError
 from gufo_gguf.store.browse import Shelf, browse, holder, open_for_reading, remove
 from gufo_gguf.store.check import check_store
@@ -53,7 +53,7 @@ def ls(cache_disk: _Disk, as_json: _Json = False) -> None:
         typer.echo(json.dumps({"checkpoints": rows, "damaged": damaged, "used_bytes": shelf.usage.used_bytes}))
         return
     short = shelf.short_ids()
-    table = _table("id", "model", "tokens>", "origin", "unique>", "shared>", "age>", "state")
+    table = _table("id", "model", "tokens>", "origin", "its own>", "shared>", "age>", "state")
     now = time.time()
     for row in rows:
         table.add_row(
@@ -68,13 +68,15 @@ def ls(cache_disk: _Disk, as_json: _Json = False) -> None:
         )
     for key, damage in shelf.damaged:
         table.add_row(short[key], "?", "?", "?", "?", "?", "?", f"[red]{damage.reason}[/]")
-    _print(table if table.row_count else "no checkpoints")
+    if table.row_count:
+        _print(table)
     pid = holder(str(cache_disk))
     usage = shelf.usage
     loose = sum(f.disk_bytes for f in (shelf.catalogue.file(key) for key, _ in shelf.catalogue.loose()) if f)
     unlisted = loose + usage.debris_bytes
-    text = f"{len(rows)} checkpoints in {usage.n_files} files, {show_bytes(usage.used_bytes)} on disk"
-    text += f", {show_bytes(unlisted)} of them listed by no manifest" if unlisted else ""
+    text = f"{count(len(rows), 'checkpoint')} in {count(usage.n_files, 'file')}, {show_bytes(usage.used_bytes)} on disk"
+    text += f"; {count(len(shelf.damaged), 'damaged one')} cannot be restored" if shelf.damaged else ""
+    text += f"; {show_bytes(unlisted)} of that in files that no checkpoint lists" if unlisted else ""
     _print(text + (f"; in use by process {_plain(pid)}" if pid else ""))
 
 
@@ -115,7 +117,9 @@ def show(
             for label, text in value.items():
                 table.add_row(_plain(f"label {label}"), _plain(text))
         elif name == "shares_with":
-            lines = [f"{other['id'][:8]} ({other['tokens']:,} tokens): {other['chunks']} chunks" for other in value]
+            lines = [
+                f"{other['id'][:8]} ({other['tokens']:,} tokens): {count(other['chunks'], 'chunk')}" for other in value
+            ]
             table.add_row("shares with", "\n".join(lines) or "none")
         else:
             text = (
@@ -141,13 +145,19 @@ def check(
 
 @cache_app.command()
 def rm(
-    idents: Annotated[list[str], typer.Argument(metavar="ID...", help="Beginnings of ids.")], cache_disk: _Disk
+    cache_disk: _Disk,
+    idents: Annotated[
+        list[str] | None, typer.Argument(metavar="ID...", help="Beginnings of ids.", show_default=False)
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every checkpoint, instead of ids.")] = False,
 ) -> None:
-    """Remove checkpoints and the files that only they need.  All or none."""
-    records, freed = remove(str(cache_disk), idents)
+    """Remove checkpoints and the files that only they need.  All of those named, or none."""
+    if every == bool(idents):
+        raise ConfigError("name what to remove: ids as `gufo cache ls` shows them, or --all")
+    records, freed = remove(str(cache_disk), None if every else idents)
     for record in records:
-        typer.echo(f"removed {record.key} ({record.n_tokens:,} tokens)")
-    typer.echo(f"{show_bytes(freed)} freed")
+        typer.echo(f"removed {record.key} ({count(record.n_tokens, 'token')})")
+    typer.echo(f"{count(len(records), 'checkpoint')} removed, {show_bytes(freed)} freed")
 
 
 # -- parts ---------------------------------------------------------------------------------------
@@ -197,10 +207,10 @@ def _check_folder(folder: Path) -> bool:
         typer.echo(f"damaged: {damage}")
     for key in report.lost:
         typer.echo(f"cannot be restored: checkpoint {key}")
-    what = f"{report.n_checkpoints} checkpoints, {report.n_files} files, {show_bytes(report.n_bytes)}"
+    what = f"{count(report.n_checkpoints, 'checkpoint')}, {count(report.n_files, 'file')}, {show_bytes(report.n_bytes)}"
     if report.n_unlisted:
-        what += f"; {report.n_unlisted} files ({show_bytes(report.unlisted_bytes)}) are listed by no manifest"
-    bad = f"{len(report.damage)} damaged files, {len(report.lost)} checkpoints lost"
+        what += f"; no checkpoint lists {count(report.n_unlisted, 'file')} ({show_bytes(report.unlisted_bytes)})"
+    bad = f"{count(len(report.damage), 'damaged file')}, {count(len(report.lost), 'checkpoint')} lost"
     typer.echo(f"{what}: " + (bad if report.damage else "every checksum is right"))
     return not report.damage
 
@@ -209,7 +219,9 @@ def _check_server(client: Client) -> bool:
     found = client.get("/v1/cache/check")
     for problem in found["problems"]:
         typer.echo(f"problem: {problem}")
-    typer.echo("every reference and byte adds up" if not found["problems"] else f"{len(found['problems'])} problems")
+    typer.echo(
+        "every reference and byte adds up" if not found["problems"] else count(len(found["problems"]), "problem")
+    )
     return not found["problems"]
 
 

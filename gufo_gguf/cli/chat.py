@@ -11,19 +11,35 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from gufo_gguf.cli.client import Client
-from gufo_gguf.cli.sizes import parse_bytes, show_bytes
+from gufo_gguf.cli.flags import (
+    Chosen,
+    ClientKey,
+    MinP,
+    NPredict,
+    Reasoning,
+    Seed,
+    Temp,
+    TopK,
+    TopP,
+    on_or_off,
+    option,
+    read_keys,
+    sampling,
+    with_model,
+)
+from gufo_gguf.cli.sizes import show_bytes
 from gufo_gguf.cli.talk import LocalTalker, RemoteTalker, Talker, cache_line
 from gufo_gguf.core.errors import ConfigError, GufoError
+from gufo_gguf.engine.types import SamplingParams
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+_SERVER = "Server"
+_DEFAULT = SamplingParams()
 HELP = """\
 /undo          take the last question and its answer back
 /retry         ask the last question again
@@ -35,55 +51,42 @@ HELP = """\
 A line that ends in \\ goes on in the next."""
 
 
+@with_model()
 def chat(
-    model: Annotated[
-        Path | None, typer.Argument(help="A GGUF file, or a name: owlet, smollm2.", show_default="owlet")
-    ] = None,
-    url: Annotated[str | None, typer.Option("--url", help="A running server instead.")] = None,
-    api_key: Annotated[str, typer.Option("--api-key", envvar="GUFO_API_KEY", help="The server's key.")] = "",
-    system: Annotated[str, typer.Option("--system", help="System message.")] = "",
-    ctx_size: Annotated[
-        int, typer.Option("--ctx-size", "-c", min=0, envvar="GUFO_CTX_SIZE", help="0 = what it was trained with.")
-    ] = 8192,
-    threads: Annotated[
-        int, typer.Option("--threads", "-t", min=0, envvar="GUFO_THREADS", help="0 = physical cores.")
-    ] = 0,
-    n_gpu_layers: Annotated[
-        int, typer.Option("--n-gpu-layers", "-ngl", min=-1, envvar="GUFO_N_GPU_LAYERS", help="-1 = all that fit.")
-    ] = -1,
-    cache_ram_bytes: Annotated[
-        int | None, typer.Option(parser=parse_bytes, metavar="SIZE", envvar="GUFO_CACHE_RAM_BYTES", help="As of serve.")
-    ] = None,
-    cache_disk: Annotated[Path | None, typer.Option(envvar="GUFO_CACHE_DISK", help="As of serve.")] = None,
-    temp: Annotated[float, typer.Option("--temp", min=0.0, help="Temperature; 0 = greedy.")] = 0.8,
-    seed: Annotated[int, typer.Option("--seed", "-s", min=-1, max=2**32 - 1, help="-1 = random.")] = -1,
-    n_predict: Annotated[int, typer.Option("--n-predict", "-n", min=-1, help="Most tokens of an answer.")] = -1,
-    thinking: Annotated[bool, typer.Option(help="Ask for answers with or without reasoning.")] = True,
+    chosen: Chosen,
+    url: Annotated[str | None, option("--url", help="A running server instead.", panel=_SERVER)] = None,
+    api_key: ClientKey = None,
+    system: Annotated[str, option("--system", help="System message.")] = "",
+    seed: Seed = -1,
+    temp: Temp = _DEFAULT.temperature,
+    top_k: TopK = _DEFAULT.top_k,
+    top_p: TopP = _DEFAULT.top_p,
+    min_p: MinP = _DEFAULT.min_p,
+    n_predict: NPredict = -1,
+    reasoning: Reasoning = "auto",
 ) -> None:
     """Talk to a model, here or on a server."""
-    if model is not None and url is not None:
-        raise ConfigError("name a model file or --url, not both")
+    if chosen.named and url is not None:
+        raise ConfigError("name a model or --url, not both")
+    sampled = sampling(temp, top_k, top_p, min_p, seed)
+    thinking = on_or_off("--reasoning", reasoning) is not False
     with ExitStack() as stack:
         if url is not None:
-            talker: Talker = _remote(Client(url, api_key), system, temp, seed, n_predict, thinking)
+            key = next(iter(read_keys(api_key or [], None)), "")
+            talker: Talker = _remote(Client(url, key), system, sampled, n_predict, thinking)
         else:
             from gufo_gguf.api import Engine
             from gufo_gguf.cli.console import loading_bar
-            from gufo_gguf.models.default import model_path
 
-            path = model_path(model)
+            path = chosen.path()
             bar, on_progress = loading_bar(path.name)
             with bar:
-                engine = Engine(
-                    path, ctx_size=ctx_size, threads=threads, n_gpu_layers=n_gpu_layers,
-                    cache_ram_bytes=cache_ram_bytes, cache_disk=cache_disk, progress=on_progress,
-                )  # fmt: skip
+                engine = Engine(path, progress=on_progress, **chosen.flags)
             stack.callback(engine.close)
             start: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
             conversation = engine.conversation(
                 start,
-                temperature=temp,
-                seed=None if seed < 0 else seed,
+                sampling=sampled,
                 max_tokens=None if n_predict < 0 else n_predict,
                 thinking=thinking,
             )
@@ -91,11 +94,11 @@ def chat(
         _Session(talker).run()
 
 
-def _remote(client: Client, system: str, temp: float, seed: int, n_predict: int, thinking: bool) -> RemoteTalker:
+def _remote(client: Client, system: str, sampled: SamplingParams, n_predict: int, thinking: bool) -> RemoteTalker:
     models = client.get("/v1/models").get("data") or [{"id": "default"}]
-    options: dict[str, Any] = {"temperature": temp}
-    if seed >= 0:
-        options["seed"] = seed
+    options: dict[str, Any] = {name: getattr(sampled, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    if sampled.seed is not None:
+        options["seed"] = sampled.seed
     if n_predict >= 0:
         options["max_tokens"] = n_predict
     if not thinking:

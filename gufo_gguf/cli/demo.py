@@ -22,6 +22,7 @@ import typer
 
 from gufo_gguf.cli.agent_session import TOOLS, Message, Request, Restart, Session, session
 from gufo_gguf.cli.client import Client
+from gufo_gguf.cli.flags import option, variable_of
 from gufo_gguf.cli.talk import Figures, figures_from
 from gufo_gguf.core.errors import GufoError
 from gufo_gguf.models.default import model_path
@@ -38,12 +39,18 @@ Origins = dict[int, str]
 
 def demo(
     model: Annotated[
-        Path | None, typer.Argument(help="A GGUF file, or a name: owlet, smollm2.", show_default="owlet")
+        str | None,
+        typer.Argument(help="A GGUF file, or a name: owlet, smollm2.", show_default="owlet", envvar="GUFO_MODEL"),
     ] = None,
-    threads: Annotated[int, typer.Option("--threads", "-t", min=0, help="0 = physical cores.")] = 0,
-    files: Annotated[int, typer.Option(min=2, max=4, help="Files that the agent reads.")] = 3,
-    lines: Annotated[int, typer.Option(min=20, max=400, help="Lines of each.")] = 80,
-    baseline: Annotated[bool, typer.Option(help="Play it also with the cache off.")] = True,
+    threads: Annotated[int, option("--threads", "-t", min=0, help="0 = physical cores.")] = 0,
+    files: Annotated[int, option("--files", min=2, max=4, help="Files that the agent reads.")] = 3,
+    lines: Annotated[int, option("--lines", min=20, max=400, help="Lines of each.")] = 80,
+    baseline: Annotated[
+        bool,
+        typer.Option(
+            "--baseline/--no-baseline", help="Play it also with the cache off.", envvar=variable_of("--baseline")
+        ),
+    ] = True,
 ) -> None:
     """Play an agent's session, with the cache and without, and show what was reused and why."""
     from rich.console import Console
@@ -84,6 +91,7 @@ class Server:
 
     def __init__(self, model: Path, log: Path, *flags: object) -> None:
         command = [sys.executable, "-m", "gufo_gguf.cli.main", "serve", str(model), "--port", "0", *map(str, flags)]
+        command += ["--config", os.devnull]  # the session is the same whatever file lies here
         self._log = log
         with log.open("ab") as err:
             self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True)

@@ -1,7 +1,8 @@
 """``gufo doctor [MODEL]``: what is installed, what it runs on, and what the cache will do with a model.
 
-Without a model: build, devices, budgets, disk folder.  With one, it is loaded with a small context:
-its state's sizes do not depend on --ctx-size, and a look should not allocate what a server would.
+Without a model: build, devices, memory, disk folder; also when nothing is built.  With one, it is loaded
+with a small context: its state's sizes do not depend on --ctx-size, and a look should not allocate what
+a server would.
 Nothing is written, except that the first look at a model remembers the digest of its weights.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,13 +26,16 @@ from gufo_gguf.cli.findings import (
     ModelFacts,
     build_findings,
     disk_findings,
+    missing_build,
     model_findings,
 )
-from gufo_gguf.cli.sizes import parse_bytes, show_bytes
+from gufo_gguf.cli.flags import Chosen, option, with_model
+from gufo_gguf.cli.sizes import count, show_bytes
 from gufo_gguf.core import env
-from gufo_gguf.core.errors import StoreError
+from gufo_gguf.core.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
+    from gufo_gguf.backend.devices import Device
     from gufo_gguf.backend.llama import LlamaBackend
 
 _LOOK_CTX = 8192
@@ -40,72 +45,80 @@ _COLOURS = {Level.NOTE: "cyan", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 Section = dict[str, str]
 
 
+@with_model(
+    "ctx_size", "sessions", "threads", "ubatch_size", "cache_type_k", "cache_type_v", "swa_full",
+    "cache_ram_bytes", "cache_disk", "cache_disk_bytes",
+)  # fmt: skip
 def doctor(
-    model: Annotated[
-        Path | None, typer.Argument(help="A GGUF file, or the name of a model, to look at.", show_default=False)
-    ] = None,
-    ctx_size: Annotated[int, typer.Option("--ctx-size", "-c", min=0, envvar="GUFO_CTX_SIZE", help="As of serve.")] = 0,
-    sessions: Annotated[int, typer.Option("--sessions", "-j", min=1, envvar="GUFO_SESSIONS", help="As of serve.")] = 1,
-    threads: Annotated[int, typer.Option("--threads", "-t", min=0, envvar="GUFO_THREADS", help="As of serve.")] = 0,
-    ubatch_size: Annotated[
-        int, typer.Option("--ubatch-size", "-ub", min=1, envvar="GUFO_UBATCH_SIZE", help="As of serve.")
-    ] = 512,
-    cache_type_k: Annotated[
-        str, typer.Option("--cache-type-k", "-ctk", envvar="GUFO_CACHE_TYPE_K", help="As of serve.")
-    ] = "f16",
-    cache_type_v: Annotated[
-        str, typer.Option("--cache-type-v", "-ctv", envvar="GUFO_CACHE_TYPE_V", help="As of serve.")
-    ] = "f16",
-    swa_full: Annotated[bool, typer.Option("--swa-full", envvar="GUFO_SWA_FULL", help="As of serve.")] = False,
-    cache_ram_bytes: Annotated[
-        int | None,
-        typer.Option(parser=parse_bytes, metavar="SIZE", envvar="GUFO_CACHE_RAM_BYTES", help="As of serve."),
-    ] = None,
-    cache_disk: Annotated[Path | None, typer.Option(envvar="GUFO_CACHE_DISK", help="As of serve.")] = None,
-    cache_disk_bytes: Annotated[
-        int, typer.Option(parser=parse_bytes, metavar="SIZE", envvar="GUFO_CACHE_DISK_BYTES", help="As of serve.")
-    ] = 8 << 30,
+    chosen: Chosen,
     tokens: Annotated[
-        list[int] | None, typer.Option(min=1, help="Length of conversations to count; several: repeat.")
+        list[int] | None, option("--tokens", min=1, help="Length of conversations to count; several: repeat.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Say what is installed, what is cached and what fits; status 1 when something does not work."""
+    flags = chosen.flags
     sections: dict[str, Section] = {}
     findings: list[Finding] = []
     table: list[dict[str, int]] = []
 
-    facts = _build(sections, threads)
-    findings += build_findings(facts)
-    if cache_disk is not None:
-        findings += disk_findings(_disk(sections, cache_disk, cache_disk_bytes))
-    if model is not None:
-        from gufo_gguf.backend.llama import LlamaBackend, LlamaOptions
-        from gufo_gguf.cache.types import CacheLimits, StateShape
-        from gufo_gguf.engine.budget import fit_table
-        from gufo_gguf.models.default import model_path
-
-        options = LlamaOptions(
-            n_ctx=_LOOK_CTX, n_batch=max(ubatch_size, 512), n_ubatch=ubatch_size, n_threads=threads,
-            cache_type_k=cache_type_k, cache_type_v=cache_type_v, swa_full=swa_full,
-        )  # fmt: skip
-        with LlamaBackend(model_path(model), options) as backend:
-            looked = _model(sections, backend, ctx_size, sessions, cache_ram_bytes)
-        findings += model_findings(looked)
-        if looked.uncacheable is None:
-            shape = StateShape(looked.row_bytes, looked.private_bytes, 0)
-            on_disk = cache_disk_bytes if cache_disk is not None else 0
-            table = fit_table(shape, CacheLimits(looked.ram_budget), on_disk, looked.n_ctx, tuple(sorted(tokens or ())))
+    built = _build(sections, flags["threads"])
+    _memory(sections)
+    findings += build_findings(built) if isinstance(built, BuildFacts) else [built]
+    disk = flags["cache_disk"]
+    if disk is not None:
+        findings += disk_findings(_disk(sections, Path(disk), flags["cache_disk_bytes"]))
+    if chosen.named and isinstance(built, BuildFacts):
+        table = _look_at(chosen, tuple(sorted(tokens or ())), sections, findings)
+    elif chosen.named:
+        findings.append(Finding(Level.NOTE, "the model was not looked at: that needs the native library"))
     if as_json:
         typer.echo(json.dumps({"sections": sections, "fit": table, "findings": [asdict(f) for f in findings]}))
     else:
-        _show(sections, table, findings, with_disk=cache_disk is not None)
+        _show(sections, table, findings, with_disk=disk is not None, hint=not chosen.named)
     if any(f.level is Level.PROBLEM for f in findings):
         raise typer.Exit(1)
 
 
 # -- gathering -----------------------------------------------------------------------------------
-def _build(sections: dict[str, Section], threads: int) -> BuildFacts:
+def _look_at(
+    chosen: Chosen, lengths: tuple[int, ...], sections: dict[str, Section], findings: list[Finding]
+) -> list[dict[str, int]]:
+    """Load the model; its sections and findings, and how many conversations fit."""
+    from gufo_gguf.backend.llama import LlamaBackend, LlamaOptions
+    from gufo_gguf.cache.types import CacheLimits, StateShape
+    from gufo_gguf.engine.budget import fit_table
+
+    flags = chosen.flags
+    options = LlamaOptions(
+        n_ctx=_LOOK_CTX,
+        n_batch=max(flags["ubatch_size"], 512),
+        n_ubatch=flags["ubatch_size"],
+        n_threads=flags["threads"],
+        cache_type_k=flags["cache_type_k"],
+        cache_type_v=flags["cache_type_v"],
+        swa_full=flags["swa_full"],
+    )
+    with LlamaBackend(chosen.path(), options) as backend:
+        looked = _model(sections, backend, flags["ctx_size"], flags["sessions"], flags["cache_ram_bytes"])
+    findings += model_findings(looked)
+    if looked.uncacheable is not None:
+        return []
+    shape = StateShape(looked.row_bytes, looked.private_bytes, 0)
+    on_disk = flags["cache_disk_bytes"] if flags["cache_disk"] is not None else 0
+    return fit_table(shape, CacheLimits(looked.ram_budget), on_disk, looked.n_ctx, lengths)
+
+
+def _build(sections: dict[str, Section], threads: int) -> BuildFacts | Finding:
+    """What was built and what it sees; the problem instead when nothing was, and the report goes on."""
+    sections["build"] = {"gufo": __version__, "python": platform.python_version(), "system": platform.platform()}
+    try:
+        return _built(sections, threads)
+    except (ConfigError, ImportError, OSError) as error:
+        return missing_build(error)
+
+
+def _built(sections: dict[str, Section], threads: int) -> BuildFacts:
     from gufo_gguf.backend import native
     from gufo_gguf.backend.devices import devices, has_cub_top_k, system_info
     from gufo_gguf.backend.libpath import build_info, library_dir
@@ -120,8 +133,7 @@ def _build(sections: dict[str, Section], threads: int) -> BuildFacts:
         f for f in shown if not f.startswith(("CMAKE_", "LLAMA_BUILD", "BUILD_SHARED", "LLAMA_USE", "LLAMA_OPENSSL"))
     ]
     toolkit = str(info.get("toolkit", "")).splitlines()
-    sections["build"] = {
-        "gufo": __version__,
+    sections["build"] |= {
         "kind": str(info.get("kind", "unknown")),
         "llama.cpp": f"llama-cpp-python {info['upstream_version']}, commit {info.get('commit', '?')}"
         if "upstream_version" in info
@@ -131,11 +143,7 @@ def _build(sections: dict[str, Section], threads: int) -> BuildFacts:
         "library": f"{folder} (ABI {native.ABI_VERSION})",
         "instructions": system_info(),
     }
-    sections["devices"] = {
-        d.name: f"{d.description} ({d.kind})"
-        + (f", {show_bytes(d.free_bytes)} of {show_bytes(d.total_bytes)} free" if d.total_bytes else "")
-        for d in found
-    }
+    sections["devices"] = {d.name: f"{d.description} ({d.kind}){_device_memory(d)}" for d in found}
     cores = default_threads()
     sections["devices"]["threads"] = f"{threads or cores} of {cores} usable cores"
     return BuildFacts(
@@ -146,6 +154,29 @@ def _build(sections: dict[str, Section], threads: int) -> BuildFacts:
         chosen_threads=threads or cores,
         allowed_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or cores,
     )
+
+
+def _device_memory(device: Device) -> str:
+    """Of a device with memory of its own; the processor's is the machine's, see the next section."""
+    if not device.total_bytes or device.kind == "CPU":
+        return ""
+    return f", {show_bytes(device.free_bytes)} of {show_bytes(device.total_bytes)} unused"
+
+
+def _memory(sections: dict[str, Section]) -> None:
+    import psutil
+
+    from gufo_gguf.engine.budget import automatic_ram_bytes, cgroup_available
+
+    memory = psutil.virtual_memory()
+    left = cgroup_available()
+    sections["memory"] = {
+        "installed": show_bytes(memory.total),
+        "available": f"{show_bytes(memory.available)}, without swapping and with file caches given up",
+        **({"left to this process": f"{show_bytes(left)}, by the limit of its control group"} if left else {}),
+        "automatic RAM budget": f"{show_bytes(automatic_ram_bytes())} (half of what is available, at most 32 GiB), "
+        "less for a model's own bytes",
+    }
 
 
 def _model(
@@ -179,7 +210,13 @@ def _model(
         "trained context": f"{info.n_ctx_train:,} tokens",
         "identity": info.identity,
     }
-    how = "no" if info.uncacheable else "yes, cut at any token" if not facts.private_bytes else "yes, at checkpoints"
+    how = (
+        f"no: {info.uncacheable}"
+        if info.uncacheable
+        else "yes, cut at any token"
+        if not facts.private_bytes
+        else "yes, at checkpoints"
+    )
     sections["state"] = {"memory kind": info.memory, "cached": how}
     if inventory is not None:
         groups: dict[tuple[str, str], list[int]] = {}
@@ -188,10 +225,9 @@ def _model(
         for (kind, dtype), sizes in groups.items():
             per = " a token" if kind == "rows" else ""
             key = f"{kind} ({dtype})"
-            sections["state"][key] = f"{sum(sizes):,} bytes{per} in {len(sizes)} components"
-        sections["state"]["a slot's context"] = (
-            f"{show_bytes(slot)} for {facts.n_ctx:,} tokens, {show_bytes(slot * sessions)} for {sessions} sessions"
-        )
+            sections["state"][key] = f"{sum(sizes):,} bytes{per} in {count(len(sizes), 'component')}"
+        all_slots = f"{show_bytes(slot * sessions)} for {count(sessions, 'session')}"
+        sections["state"]["a slot's context"] = f"{show_bytes(slot)} for {facts.n_ctx:,} tokens, {all_slots}"
         sections["state"]["copies go through"] = "pinned host memory" if backend.pinned else "ordinary host memory"
     budget = show_bytes(facts.ram_budget)
     sections["state"]["RAM budget"] = f"{budget} (automatic)" if cache_ram_bytes is None else budget
@@ -213,7 +249,7 @@ def _disk(sections: dict[str, Section], folder: Path, budget: int) -> DiskFacts:
         problem = f"{base} is not a folder"
     elif not os.access(base, os.W_OK | os.X_OK):
         problem = f"{base} cannot be written to"
-    used = count = 0
+    used = held = 0
     pid = None
     if not problem and (folder / "v1").exists():
         try:
@@ -222,13 +258,13 @@ def _disk(sections: dict[str, Section], folder: Path, budget: int) -> DiskFacts:
                 shelf = browse(fs)
             finally:
                 fs.shut()
-            used, count, pid = shelf.usage.used_bytes, len(shelf.records), holder(str(folder))
+            used, held, pid = shelf.usage.used_bytes, len(shelf.records), holder(str(folder))
         except StoreError as error:
             problem = str(error)
     sections["disk"] = {
         "folder": str(folder),
         "budget": show_bytes(budget),
-        "held": f"{count} checkpoints, {show_bytes(used)}",
+        "held": f"{count(held, 'checkpoint')}, {show_bytes(used)}",
         "free on the disk": show_bytes(free),
     }
     in_use = f"{folder} is in use by process {pid}" if pid else ""
@@ -236,7 +272,9 @@ def _disk(sections: dict[str, Section], folder: Path, budget: int) -> DiskFacts:
 
 
 # -- showing -------------------------------------------------------------------------------------
-def _show(sections: dict[str, Section], fit: list[dict[str, int]], findings: list[Finding], *, with_disk: bool) -> None:
+def _show(
+    sections: dict[str, Section], fit: list[dict[str, int]], findings: list[Finding], *, with_disk: bool, hint: bool
+) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.markup import escape
@@ -252,9 +290,9 @@ def _show(sections: dict[str, Section], fit: list[dict[str, int]], findings: lis
             lines.add_row(f"  {escape(key)}", escape(value))
         console.print(lines)
     if fit:
-        console.print("[bold]conversations that stay warm, one checkpoint each, sharing nothing[/]")
+        console.print("[bold]how many conversations of N tokens stay warm, if they share nothing[/]")
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for column in ("tokens", "one takes", "in RAM", *(["on disk"] if with_disk else [])):
+        for column in ("N tokens", "one takes", "in RAM", *(["on disk"] if with_disk else [])):
             table.add_column(column, justify="right")
         for row in fit:
             cells: list[Any] = [f"{row['tokens']:,}", show_bytes(row["bytes"]), row["ram"]]
@@ -266,3 +304,5 @@ def _show(sections: dict[str, Section], fit: list[dict[str, int]], findings: lis
             console.print(f"  → {escape(finding.remedy)}")
     if not findings:
         console.print("[green]nothing to warn about[/]")
+    if hint:
+        console.print("`gufo doctor MODEL` says whether a model's state is cached and how many conversations fit")

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from gufo_gguf.cli.sizes import show_bytes
 
-COLD_TEST = "pytest tests/qualification/test_hazards.py -k as_fresh_as_a_new_context"
+COLD_TEST = "pytest tests/qualification/test_reused_slots.py"
 EXACT_TEST = "make qualify ARGS='--variants {variant}'"
 
 
@@ -102,6 +102,19 @@ def build_findings(facts: BuildFacts) -> list[Finding]:
             )
         )
     return found
+
+
+def missing_build(error: Exception) -> Finding:
+    """Nothing that could run a model is here; the error's own words name what is missing."""
+    if isinstance(error, ImportError):
+        return Finding(
+            Level.PROBLEM, f"a package is missing: {error}", "run `make native` in the checkout: it installs them too"
+        )
+    return Finding(
+        Level.PROBLEM,
+        str(error),
+        "`make native` builds for the CPU; BACKEND=cuda, hip, vulkan or metal for a GPU (see docs/building.md)",
+    )
 
 
 @dataclass(frozen=True, slots=True)

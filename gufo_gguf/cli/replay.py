@@ -12,10 +12,13 @@ from typing import Annotated
 
 import typer
 
-from gufo_gguf.cache.events import CacheEvent, decode
+from gufo_gguf.cache.events import CacheEvent, EventKind, decode
 from gufo_gguf.cache.replay import Replay
-from gufo_gguf.cli.sizes import show_bytes
+from gufo_gguf.cli.sizes import count, show_bytes
 from gufo_gguf.core.errors import ConfigError
+
+_SHOWN = 20
+"""Conversations that an error lists, the newest."""
 
 
 def replay(
@@ -44,6 +47,8 @@ def replay(
     if len(runs) > 1:
         typer.echo(f"run {chosen} of {len(runs)}")
     if why is not None:
+        if checkpoint is None:
+            _refuse_several(log, seq)
         explanation = log.explain(why, checkpoint=checkpoint, seq=seq)
         typer.echo(str(explanation))
         for event in explanation.events:
@@ -54,6 +59,32 @@ def replay(
         typer.echo(f"the log contradicts itself: {fault}")
     if log.faults:
         raise typer.Exit(1)
+
+
+def conversations(log: Replay, seq: int | None = None) -> list[CacheEvent]:
+    """The admission of each conversation's deepest checkpoint, until ``seq``; branches count apart."""
+    admitted: dict[int, CacheEvent] = {}
+    for event in log.events:
+        if event.kind is EventKind.ADMIT and event.checkpoint is not None and (seq is None or event.seq <= seq):
+            admitted[event.checkpoint] = event
+    ends: list[CacheEvent] = []
+    covered: set[int] = set()
+    for number, event in sorted(admitted.items(), key=lambda item: (-item[1].boundary, item[0])):
+        if number not in covered:
+            ends.append(event)
+            covered |= log.lineage(number)
+    return sorted(ends, key=lambda e: e.seq)
+
+
+def _refuse_several(log: Replay, seq: int | None) -> None:
+    """One boundary lies in every conversation that is long enough; which one is meant must be said."""
+    found = conversations(log, seq)
+    if len(found) > 1:
+        shown = "\n".join(f"  --checkpoint {e.checkpoint}: up to {e.boundary:,} tokens" for e in found[-_SHOWN:])
+        more = f"\n  and {count(len(found) - _SHOWN, 'older one')}" if len(found) > _SHOWN else ""
+        raise ConfigError(
+            f"--why: the log holds {len(found)} conversations; name one by any checkpoint of it:\n{shown}{more}"
+        )
 
 
 def split_runs(lines: Iterable[str]) -> tuple[list[list[CacheEvent]], list[tuple[int, str]]]:
@@ -96,8 +127,9 @@ def _show(log: Replay, seq: int | None) -> None:
     if retained:
         Console().print(table)
     at = log.last_seq if seq is None else seq
+    unique = show_bytes(log.total_bytes(seq))
     typer.echo(
-        f"after event {at} of {log.last_seq}: {len(retained)} checkpoints, {show_bytes(log.total_bytes(seq))} unique"
+        f"after event {at} of {log.last_seq}: {count(len(retained), 'checkpoint')}, {unique} unique"
         + ("; the log's beginning is missing" if not log.whole else "")
         + ("; a broken invariant latched the cache off" if log.latched else "")
     )

@@ -45,6 +45,11 @@ def show_bytes(n_bytes: int) -> str:
     return f"{value:.{digits}f} {_UNITS[power]}"
 
 
+def count(n: int, noun: str) -> str:
+    """A number and what it counts: ``1 file``, ``2 files``."""
+    return f"{n:,} {noun}" + ("" if n == 1 else "s")
+
+
 def show_age(seconds: float) -> str:
     """A time span in its largest unit, rounded down: ``3 h``."""
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):

@@ -2,6 +2,8 @@
 
     GUFO_CACHE_DIR     downloads, native builds, default model; else $XDG_CACHE_HOME/gufo-gguf,
                        else ~/.cache/gufo-gguf (macOS: ~/Library/Caches/gufo-gguf)
+    XDG_CONFIG_HOME    where the user's gufo.toml lies, in gufo-gguf/; else ~/.config
+                       (macOS: ~/Library/Application Support/gufo-gguf)
     GUFO_NATIVE_DIR    folder with libgufo and libllama to load instead of the one `make` linked
     LLAMA_CPP_LIB_PATH what the llama.cpp bindings read when they are imported; we set it
 
@@ -38,6 +40,15 @@ def cache_dir(environ: Mapping[str, str] | None = None, platform: str = sys.plat
     xdg = variable("XDG_CACHE_HOME", environ)
     # The XDG specification has relative values ignored.
     base = Path(xdg) if xdg is not None and Path(xdg).is_absolute() else Path.home() / ".cache"
+    return base / APP
+
+
+def config_dir(environ: Mapping[str, str] | None = None, platform: str = sys.platform) -> Path:
+    """The folder of the user's gufo.toml, absolute; it need not exist."""
+    if platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / APP
+    xdg = variable("XDG_CONFIG_HOME", environ)
+    base = Path(xdg) if xdg is not None and Path(xdg).is_absolute() else Path.home() / ".config"
     return base / APP
 
 

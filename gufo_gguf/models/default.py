@@ -1,4 +1,4 @@
-"""Models that have a name: what `gufo serve`, `gufo chat` and `make serve` take besides a file.
+"""Where a model's file is: models that have a name, what `gufo serve` and `make serve` take besides a file.
 
     owlet      ours, a small trained hybrid; lies in the checkout or the installed package; the default
     smollm2    SmolLM2-135M-Instruct, 98 MB, plain attention; fetched on first use
@@ -59,6 +59,21 @@ def model_path(model: str | Path | None = None) -> Path:
         return NAMES[DEFAULT]()
     path = Path(model)
     return NAMES[str(model)]() if str(model) in NAMES and not path.exists() else path
+
+
+def find_model(model: str | Path | None = None, hf_repo: str | None = None) -> Path:
+    """The file of a model that is named in any of the ways there are.
+
+    ``model``: a path or a name of NAMES; ``hf_repo``: ORG/REPO[:QUANT] of the hub; neither: the default.
+    ConfigError when both are given or it cannot be had.
+    """
+    if hf_repo is None:
+        return model_path(model)
+    if model is not None:
+        raise ConfigError(f"{model} and -hf {hf_repo}: name one model")
+    from gufo_gguf.models.hub import fetched_from_hub
+
+    return fetched_from_hub(hf_repo)
 
 
 def main() -> int:

@@ -46,6 +46,9 @@ class ServerSettings:
     """Most tokens of an answer whose request gives no limit; None = until the context is full."""
     keepalive_s: float = 10.0
     """A stream that has been silent this long sends an event without content."""
+    timeout_s: float | None = None
+    """A request that is not answered in whole after this long is ended (504); None = no limit.  A request
+    may ask for less by its field ``timeout``."""
     drain_s: float = 5.0
     """After SIGTERM, running requests have this long; then they are cancelled."""
     isolate_keys: bool = False

@@ -126,8 +126,10 @@ def browse(fs: FileSystem, layout: Layout | None = None) -> Shelf:
     return Shelf(tuple(sorted(records, key=lambda r: r.sequence)), tuple(damaged), catalogue)
 
 
-def remove(folder: str, idents: Iterable[str]) -> tuple[tuple[DiskRecord, ...], int]:
+def remove(folder: str, idents: Iterable[str] | None) -> tuple[tuple[DiskRecord, ...], int]:
     """Remove checkpoints and the files that only they needed; returns them and the bytes (of blocks) freed.
+
+    ``idents``: beginnings of ids; None = every checkpoint.
 
     All or none: an id that is not there, or begins several, changes nothing.  Damaged checkpoints and
     debris go too, as at a server's start.  Raises StoreError, with the holder's pid when the folder
@@ -139,7 +141,7 @@ def remove(folder: str, idents: Iterable[str]) -> tuple[tuple[DiskRecord, ...], 
         for _ in store.load():
             pass
         shelf = browse(store.fs, store.layout)
-        found = [shelf.find(ident) for ident in idents]
+        found = [*shelf.records] if idents is None else [shelf.find(ident) for ident in idents]
         records = tuple({r.key: r for r in found if isinstance(r, DiskRecord)}.values())
         store.catalogue.begin_retire(r.key for r in records)
         freed = 0

@@ -39,6 +39,14 @@ def same(a: Answer, b: Answer) -> bool:
     return a.tokens.tolist() == b.tokens.tolist() and a.logprobs == b.logprobs and bool(a.logprobs)
 
 
+def test_models_by_name() -> None:
+    with Engine("owlet", ctx_size=512, threads=1, cache_ram_bytes=1 << 20) as named, Engine(ctx_size=512) as default:
+        assert named.model_id == default.model_id and "owlet" in named.model_id
+        assert named.info.n_ctx == 512
+    with pytest.raises(ModelError, match="no-such-name"):
+        Engine("no-such-name")
+
+
 @pytest.mark.parametrize("name", ["facade", "conversation"])
 def test_examples_in_the_docstrings(name: str, tiny_model: TinyModel) -> None:
     module = importlib.import_module(f"gufo_gguf.api.{name}")

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import gufo_gguf
 import gufo_gguf.api
 from gufo_gguf.core import errors
@@ -65,9 +67,17 @@ def test_every_error_hangs_on_one_tree() -> None:
 def test_flags_of_serve_and_names_of_the_api_agree() -> None:
     from gufo_gguf.cli.serve import serve
     from gufo_gguf.engine.engine import EngineOptions
+    from gufo_gguf.engine.flags import DEFAULTS, EngineFlags
 
-    api = set(inspect.signature(gufo_gguf.Engine.__init__).parameters) - {"self", "path", "progress"}
     flags = set(inspect.signature(serve).parameters)
     renamed = {"cache": "no_cache", "chat_template": "chat_template_file"}
-    assert {renamed.get(name, name) for name in api} <= flags
-    assert set(EngineOptions.__dataclass_fields__) - {"llama", "chunk_rows"} <= api
+    assert {renamed.get(name, name) for name in DEFAULTS} <= flags
+    assert EngineFlags.__annotations__.keys() == DEFAULTS.keys()
+    assert set(EngineOptions.__dataclass_fields__) - {"llama", "chunk_rows"} <= DEFAULTS.keys()
+
+
+def test_a_setting_that_is_not_there_is_named() -> None:
+    with pytest.raises(gufo_gguf.GufoError, match="ctx_sise: there is no such setting; did you mean ctx_size"):
+        gufo_gguf.Engine("owlet", ctx_sise=1)  # type: ignore[call-arg]
+    with pytest.raises(gufo_gguf.GufoError, match="name one model"):
+        gufo_gguf.Engine("owlet", hf_repo="a/b")

@@ -145,6 +145,24 @@ def test_rm_is_all_or_none(root: Path) -> None:
     }
 
 
+def test_rm_of_all(root: Path) -> None:
+    result = gufo("rm", "--all", "--cache-disk", root)
+    assert result.exit_code == 0 and "3 checkpoints removed" in result.output
+    assert listing(root) == [] and [p for p in (root / "v1").rglob("*.*") if p.is_file()] == []
+    assert "0 checkpoints in 0 files" in gufo("ls", "--cache-disk", root).output
+    for args in (["rm"], ["rm", "--all", "abc"]):
+        wrong = gufo(*args, "--cache-disk", root)
+        assert isinstance(wrong.exception, GufoError) and "--all" in str(wrong.exception)
+
+
+def test_one_is_not_several(root: Path) -> None:
+    first, *rest = (str(row["id"]) for row in listing(root))
+    gufo("rm", *rest, "--cache-disk", root)
+    assert re.search(r"^1 checkpoint in \d+ files", gufo("ls", "--cache-disk", root).output, re.MULTILINE)
+    assert "1 checkpoint, " in gufo("check", "--cache-disk", root).output
+    assert "1 checkpoint removed" in gufo("rm", first, "--cache-disk", root).output
+
+
 def test_an_id_that_begins_several_is_refused(root: Path) -> None:
     from gufo_gguf.core.errors import StoreError
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 from gufo_gguf.backend.devices import has_cub_top_k
 from gufo_gguf.backend.libpath import library_name
 from gufo_gguf.cli.findings import (
+    COLD_TEST,
     BuildFacts,
     DiskFacts,
     Finding,
@@ -20,6 +22,7 @@ from gufo_gguf.cli.findings import (
     ModelFacts,
     build_findings,
     disk_findings,
+    missing_build,
     model_findings,
 )
 from gufo_gguf.engine.budget import conversations_that_fit
@@ -47,7 +50,7 @@ def test_a_good_machine_has_nothing_to_warn_about() -> None:
         (replace(GPU, info={**CUDA_13_0, "flags": ["-DGGML_CUDA_CUB_3DOT2=ON"]}), ("CUB",)),
         (replace(GPU, info={**CUDA_13_0, "toolkit": "release 13.2, V13.2.1"}), ("CUB",)),
         (replace(GPU, graph_opt="1"), ("GGML_CUDA_GRAPH_OPT=1", "unset", "qwen35")),
-        (replace(GPU, info={"kind": "hip"}), ("Gated-DeltaNet", "test_hazards.py")),
+        (replace(GPU, info={"kind": "hip"}), ("Gated-DeltaNet", "test_reused_slots.py")),
         (replace(GPU, has_gpu=False), ("no GPU is visible",)),
         (replace(CPU, chosen_threads=16), ("16 threads on 2 cores", "--threads 2")),
         (replace(CPU, info={}), ("does not say how it was built",)),
@@ -67,8 +70,9 @@ def test_what_does_not_concern_this_build_is_not_said() -> None:
 
 
 def test_the_tests_that_are_named_exist() -> None:
-    text = Path("tests/qualification/test_hazards.py").read_text(encoding="utf-8")
-    assert "def test_an_emptied_slot_is_as_fresh_as_a_new_context" in text
+    file = COLD_TEST.removeprefix("pytest ")
+    text = Path(file).read_text(encoding="utf-8")
+    assert "def test_conversations_in_turn_on_one_slot_run_as_in_a_fresh_context" in text
     from tests.qualification.cases import BY_NAME
 
     assert {"qwen4exp", "qwen35"} <= BY_NAME.keys()
@@ -144,6 +148,34 @@ def test_doctor_fails_where_a_server_could_not_work(tmp_path: Path) -> None:
     assert done.returncode == 1 and done.stderr.startswith("gufo: ") and "none.gguf" in done.stderr
 
 
-def doctor(*args: object) -> subprocess.CompletedProcess[str]:
+def test_doctor_reports_when_nothing_is_built(tmp_path: Path) -> None:
+    empty = tmp_path / "libs"
+    empty.mkdir()
+    done = doctor("owlet", "--cache-disk", tmp_path / "cache", env={"GUFO_NATIVE_DIR": str(empty)})
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    found = json.loads(done.stdout)
+    assert {"build", "memory", "disk"} <= found["sections"].keys() and found["fit"] == []
+    problem = next(f for f in found["findings"] if f["level"] == "problem")
+    assert "lacks" in problem["text"] and "make native" in problem["remedy"]
+    assert any("model was not looked at" in f["text"] for f in found["findings"])
+
+
+def test_a_missing_package_names_the_command() -> None:
+    found = missing_build(ModuleNotFoundError("No module named 'llama_cpp'"))
+    assert found.level is Level.PROBLEM and "llama_cpp" in found.text and "make native" in found.remedy
+
+
+@pytest.mark.native
+def test_doctor_for_people(tiny_model: TinyModel) -> None:
+    command = [sys.executable, "-m", "gufo_gguf.cli.main", "doctor", "-t", "1", "--config", os.devnull]
+    plain = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert plain.returncode == 0, plain.stderr
+    assert "available" in plain.stdout and "automatic RAM budget" in plain.stdout and "doctor MODEL" in plain.stdout
+    model = [*command, str(tiny_model("qwen4exp")), "-c", "8192", "--cache-ram-bytes", "1G"]
+    looked = subprocess.run(model, capture_output=True, text=True, timeout=120)
+    assert "how many conversations of N tokens" in looked.stdout and "yes, at checkpoints" in looked.stdout
+
+
+def doctor(*args: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gufo_gguf.cli.main", "doctor", "--json", "-t", "1", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **(env or {})})

@@ -46,7 +46,7 @@ def test_the_set_at_the_end_and_at_a_moment(log: Path) -> None:
     rows = [line.split() for line in end.output.splitlines() if line.strip()[:1].isdigit()]
     assert [row[:3] for row in rows] == [["2", "4,096", "prompt"], ["3", "512", "prompt"]]
     moment = gufo(log, "--seq", 2)
-    assert "after event 2 of 5: 1 checkpoints, 1000 B" in moment.output.replace("0.98 KiB", "1000 B")
+    assert "after event 2 of 5: 1 checkpoint, 1000 B" in moment.output.replace("0.98 KiB", "1000 B")
 
 
 def test_why_a_boundary_is_gone(log: Path) -> None:
@@ -57,6 +57,17 @@ def test_why_a_boundary_is_gone(log: Path) -> None:
     assert "was there: checkpoint 1" in there.output
     unplanned = gufo(log, "--why", 3000, "--checkpoint", 2)
     assert "computed past it and planned 2,048, 4,096" in unplanned.output
+
+
+def test_why_wants_a_conversation_when_there_are_several(log: Path) -> None:
+    result = gufo(log, "--why", 2048)
+    assert isinstance(result.exception, GufoError)
+    said = str(result.exception)
+    assert "2 conversations" in said
+    assert "--checkpoint 2: up to 4,096 tokens" in said and "--checkpoint 3: up to 512 tokens" in said
+    assert "checkpoint 1:" not in said, "it is part of the conversation of checkpoint 2"
+    only = gufo(log, "--why", 2048, "--seq", 4)
+    assert only.exit_code == 0 and "event 4 removed checkpoint 1" in only.output, "one conversation needs no name"
 
 
 def test_runs_of_one_file_and_a_line_cut_by_a_crash(log: Path) -> None:

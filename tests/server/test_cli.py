@@ -17,8 +17,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from gufo_gguf.cli.flags import read_keys
 from gufo_gguf.cli.main import app
-from gufo_gguf.cli.serve import read_keys
 from gufo_gguf.core.errors import ConfigError
 from tests.conftest import TinyModel
 

@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "server": ("core", "engine", "cache.types", "backend.base.BackendInfo", *SERVER_MAY_NAME),
     "cli": ("core", "engine", "server", "models", "store", "backend", "api", *CLI_MAY_READ),
     # The Python API hands out the engine's values, and knows no HTTP.
-    "api": ("core", "engine", "cache.types", "backend.base.BackendInfo", "backend.llama.LlamaOptions", *API_MAY_NAME),
+    "api": ("core", "engine", "models.default", "cache.types", "backend.base.BackendInfo", *API_MAY_NAME),
     "": ("core", "engine", "api"),
 }
 
