@@ -19,12 +19,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from gufo_gguf.backend import native
-from gufo_gguf.backend.base import Logits
 from gufo_gguf.backend.chat import ChatFormat
 from gufo_gguf.backend.detok import Detokenizer
 from gufo_gguf.backend.llama import LlamaBackend, LlamaOptions
-from gufo_gguf.backend.sampling import Sampler, top_logprobs
-from gufo_gguf.backend.vocab import Vocab
 from gufo_gguf.cache.events import EventLog, encode
 from gufo_gguf.cache.index import join_scope
 from gufo_gguf.cache.manager import CacheManager
@@ -38,9 +35,11 @@ from gufo_gguf.engine.executor import Executor
 from gufo_gguf.engine.frontier import keep_frontier, probe
 from gufo_gguf.engine.job import Job, Phase
 from gufo_gguf.engine.pool import BufferPool
+from gufo_gguf.engine.prefetch import Prefetched, prefetch
+from gufo_gguf.engine.request_sampler import RequestSampler
 from gufo_gguf.engine.scheduler import Scheduler
 from gufo_gguf.engine.stream import Stream
-from gufo_gguf.engine.types import GenerateRequest, TokenLogprob
+from gufo_gguf.engine.types import GenerateRequest
 from gufo_gguf.store.disk import DiskStore
 
 log = logging.getLogger("gufo.engine")
@@ -69,32 +68,6 @@ class EngineOptions:
     max_queue: int = 64
     alias: str | None = None
     chunk_rows: int = 256
-
-
-class _RequestSampler:
-    """A native sampler bound to the context it draws from."""
-
-    def __init__(self, backend: LlamaBackend, vocab: Vocab, request: GenerateRequest) -> None:
-        self._backend = backend
-        self._vocab = vocab
-        self._lib = native.library()
-        self._sampler = Sampler(self._lib, backend.model_ptr, request.sampling)
-        self._sampler.accept_prompt(request.tokens)
-        self.preserved = self._sampler.preserved_tokens
-
-    def sample(self, slot: int) -> int:
-        return self._sampler.sample(self._backend.ctx_ptr, self._backend.output_index(slot))
-
-    def sample_logits(self, logits: Logits) -> int:
-        return self._sampler.sample_logits(logits)
-
-    def accept(self, token: int) -> None:
-        self._sampler.accept(token)
-
-    def logprobs(self, logits: Logits, token: int, n_top: int) -> TokenLogprob:
-        own, top = top_logprobs(self._lib, logits, token, n_top)
-        piece = self._vocab.piece
-        return TokenLogprob(token, own, piece(token), tuple((t, p, piece(t)) for t, p in top))
 
 
 class Engine:
@@ -142,7 +115,7 @@ class Engine:
             backend,
             self._manager,
             self._executor,
-            lambda request: _RequestSampler(backend, self.vocab, request),
+            lambda request: RequestSampler(backend, self.vocab, request),
             self._text_for,
             self.vocab.is_eog,
             prefill_chunk=options.prefill_chunk,
@@ -193,9 +166,7 @@ class Engine:
         if len(self._scheduler.waiting) >= self.options.max_queue:
             raise Overloaded(f"{self.options.max_queue} requests are waiting already (--max-queue)")
         request_id = request.request_id or f"gufo-{next(self._ids)}"
-        scope = join_scope(self.info.identity, request.scope)
-        use = request.cache_prompt and self.options.cache
-        prompt = PromptView(scope, request.tokens, request.stable, request.inputs, read=use, write=use)
+        prompt = self._view(request)
         job: Job
 
         def cancel() -> None:
@@ -239,6 +210,23 @@ class Engine:
         view = probe(join_scope(self.info.identity, scope), tokens)
         return self._owner.ask(lambda: self._manager.lookup(view)).result()
 
+    def prefetch(self, request: GenerateRequest) -> Prefetched:
+        """Have the deepest state of the request's prompt in RAM, loading it from disk if it lies there.
+
+        Computes nothing.  Raises Overloaded when no slot is idle: a restore has to go through one.
+        """
+        view = self._view(request)
+        found = self._owner.ask(lambda: prefetch(self._manager, self._executor, view)).result()
+        if found is None:
+            raise Overloaded("every slot is busy; a prefetch needs an idle one")
+        return found
+
+    def _view(self, request: GenerateRequest) -> PromptView:
+        """The request's prompt as the cache sees it."""
+        scope = join_scope(self.info.identity, request.scope)
+        use = request.cache_prompt and self.options.cache
+        return PromptView(scope, request.tokens, request.stable, request.inputs, read=use, write=use)
+
     # -- what is going on ------------------------------------------------------------------------
     def cache_status(self) -> dict[str, Any]:
         """Budgets, checkpoints, chunks and tiers; sizes in bytes, boundaries in tokens."""
@@ -273,6 +261,7 @@ class Engine:
             return
         self._closed = True
         if self._disk is not None:  # what should survive a restart is queued while the owner still runs
+            log.info("writing the newest boundaries to %s, for at most %.0f s", self.options.cache_disk, drain_s)
             try:
                 self._owner.ask(self._queue_newest).exception(drain_s)
             except TimeoutError:
@@ -340,6 +329,7 @@ class Engine:
             ),
             "pool": {"held_bytes": self._pool.held_bytes, "peak_bytes": self._pool.peak_bytes},
             "checkpoints": [asdict(row) for row in self._manager.checkpoints()],
+            "last_seq": self._events.seq,
         }
 
     def _slots(self) -> list[dict[str, Any]]:

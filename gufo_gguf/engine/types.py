@@ -81,6 +81,8 @@ class GenerateRequest:
     inputs: tuple[InputMark, ...] = ()
     n_logprobs: int = 0
     """0 = none; k = the k most likely tokens with each sampled one."""
+    post_sampling: bool = False
+    """The k most likely after the sampler's chain, with the chances it left, instead of the model's own."""
     cache_prompt: bool = True
     """False neither reads nor writes the cache."""
     scope: str = ""

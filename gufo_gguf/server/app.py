@@ -16,13 +16,15 @@ from gufo_gguf.server.chat.clock import ConversationClock
 from gufo_gguf.server.errors import install_handlers
 from gufo_gguf.server.middleware import Guard, LastResort, RequestLog
 from gufo_gguf.server.port import EnginePort
-from gufo_gguf.server.routes import anthropic, cache, chat, completions, llama, metrics, models, responses, root
+from gufo_gguf.server.routes import anthropic, cache, cancel, chat, completions, llama, metrics, models, responses, root
 from gufo_gguf.server.settings import ServerSettings
 from gufo_gguf.server.state import Active, State
 
 _LOCAL_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
-ROUTERS = tuple(m.router for m in (anthropic, cache, chat, completions, llama, metrics, models, responses, root))
+ROUTERS = tuple(
+    m.router for m in (anthropic, cache, cancel, chat, completions, llama, metrics, models, responses, root)
+)
 
 
 def create_app(
@@ -53,7 +55,7 @@ def create_app(
     app.state.gufo = State(
         engine=engine,
         settings=settings,
-        active=Active(engine, settings.limits.streams),
+        active=Active(engine, settings.limits.streams, settings.timeout_s),
         clock=ConversationClock(now),
         started_s=now(),
         fingerprint=f"b{__version__}-gufo-{engine.info.identity[:10]}",

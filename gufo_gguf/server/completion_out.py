@@ -57,6 +57,7 @@ class CompletionStyle:
     """-1 = none."""
     echo: tuple[str, ...] = ()
     """Texts to put before each choice; empty = none."""
+    post_sampling: bool = False
     include_usage: bool = False
     return_progress: bool = False
     timings_per_token: bool = False
@@ -79,7 +80,11 @@ def whole_completion(style: CompletionStyle, events: Sequence[Sequence[Event]]) 
                 tokens.extend(event.logprobs)
             elif isinstance(event, Finished):
                 finished.append(event)
-        logprobs = completion_logprobs(tokens, style.n_logprobs) if style.n_logprobs >= 0 else None
+        logprobs = (
+            completion_logprobs(tokens, style.n_logprobs, post_sampling=style.post_sampling)
+            if style.n_logprobs >= 0
+            else None
+        )
         choices.append(_choice(index, text, logprobs, str(finished[-1].reason)))
     usage = Usage(finished, style.n)
     return {
@@ -110,7 +115,9 @@ class CompletionWriter:
         if isinstance(event, TextDelta):
             logprobs = None
             if style.n_logprobs >= 0:
-                logprobs = completion_logprobs(event.logprobs, style.n_logprobs, self._offsets[index])
+                logprobs = completion_logprobs(
+                    event.logprobs, style.n_logprobs, self._offsets[index], post_sampling=style.post_sampling
+                )
                 self._offsets[index] += len(event.text)
             elif not event.text:
                 return b""

@@ -37,6 +37,7 @@ _TYPES = {
     415: "invalid_request_error",
     501: "not_supported_error",
     503: "unavailable_error",
+    504: "timeout_error",
 }
 _ANTHROPIC_TYPES = {501: "invalid_request_error", 503: "overloaded_error", 500: "api_error"}
 
@@ -150,7 +151,8 @@ def openai_body(problem: Problem) -> dict[str, Any]:
 
 def anthropic_body(problem: Problem) -> dict[str, Any]:
     kind = _ANTHROPIC_TYPES.get(problem.status) or _TYPES.get(problem.status, "api_error")
-    return {"type": "error", "error": {"type": kind, "message": problem.message}}
+    details = {"details": problem.extra["details"]} if "details" in problem.extra else {}
+    return {"type": "error", "error": {"type": kind, "message": problem.message, **details}}
 
 
 def is_anthropic(path: str) -> bool:
@@ -174,7 +176,7 @@ def install_handlers(app: FastAPI) -> None:
 
     async def handle(request: Request, error: Exception) -> Response:
         problem = validation_problem(error) if isinstance(error, RequestValidationError) else problem_of(error)
-        if problem.status >= 500 and problem.status not in (501, 503):
+        if problem.status >= 500 and problem.status not in (501, 503, 504):
             log_failure(request.url.path, error)
         return problem_response(problem, request.url.path)
 

@@ -46,7 +46,7 @@ def generation_settings(request: GenerateRequest, n_ctx: int, *, stream: bool) -
         "n_keep": 0,
         "n_discard": 0,
         "timings_per_token": False,
-        "post_sampling_probs": False,
+        "post_sampling_probs": request.post_sampling,
         "speculative": False,
     }
 
@@ -60,14 +60,15 @@ class LlamaStyle:
     n_ctx: int
     n_probs: int
     """-1 = none."""
+    post_sampling: bool = False
     return_tokens: bool = False
     return_progress: bool = False
     timings_per_token: bool = False
     response_fields: tuple[str, ...] = ()
 
 
-def probabilities(tokens: Sequence[TokenLogprob], n: int) -> list[dict[str, Any]]:
-    content: list[dict[str, Any]] = chat_logprobs(tokens, n)["content"]
+def probabilities(tokens: Sequence[TokenLogprob], style: LlamaStyle) -> list[dict[str, Any]]:
+    content: list[dict[str, Any]] = chat_logprobs(tokens, style.n_probs, post_sampling=style.post_sampling)["content"]
     return content
 
 
@@ -123,7 +124,7 @@ def whole(style: LlamaStyle, index: int, events: Sequence[Event]) -> dict[str, A
     if style.return_tokens:
         out["tokens"] = [t for d in deltas for t in d.tokens]
     if style.n_probs >= 0:
-        out["completion_probabilities"] = probabilities([p for d in deltas for p in d.logprobs], style.n_probs)
+        out["completion_probabilities"] = probabilities([p for d in deltas for p in d.logprobs], style)
     return select(style.response_fields, out)
 
 
@@ -170,7 +171,7 @@ class LlamaWriter:
             return b""
         if style.n_probs < 0:
             return self._part(index, event.text, event.tokens, **more)
-        shown = probabilities(event.logprobs, style.n_probs)
+        shown = probabilities(event.logprobs, style)
         return self._part(index, event.text, event.tokens, completion_probabilities=shown, **more)
 
     def keepalive(self) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,8 +20,24 @@ def _entry(piece: bytes, logprob: float) -> dict[str, Any]:
     return {"token": _text(piece), "logprob": max(logprob, FLOOR), "bytes": list(piece)}
 
 
-def chat_logprobs(tokens: Iterable[TokenLogprob], n_top: int) -> dict[str, Any]:
-    """OpenAI chat: ``choices[].logprobs``; ``id`` is llama-server's addition."""
+def _chance(token: int, piece: bytes, logprob: float) -> dict[str, Any]:
+    return {"id": token, "token": _text(piece), "bytes": list(piece), "prob": math.exp(logprob)}
+
+
+def chat_logprobs(tokens: Iterable[TokenLogprob], n_top: int, *, post_sampling: bool = False) -> dict[str, Any]:
+    """OpenAI chat: ``choices[].logprobs``; ``id`` is llama-server's addition.
+
+    ``post_sampling``: llama-server's form of what the sampler's chain left, chances from 0 to 1.
+    """
+    if post_sampling:
+        chances = [
+            {
+                **_chance(t.token, t.piece, t.logprob),
+                "top_probs": [_chance(token, piece, p) for token, p, piece in t.top[:n_top]],
+            }
+            for t in tokens
+        ]
+        return {"content": chances, "refusal": None}
     content = [
         {
             "id": t.token,
@@ -32,7 +49,9 @@ def chat_logprobs(tokens: Iterable[TokenLogprob], n_top: int) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(tokens: Sequence[TokenLogprob], n_top: int, text_offset: int = 0) -> dict[str, Any]:
+def completion_logprobs(
+    tokens: Sequence[TokenLogprob], n_top: int, text_offset: int = 0, *, post_sampling: bool = False
+) -> dict[str, Any]:
     """OpenAI completions: four parallel lists.  ``text_offset``: characters before the first token."""
     offsets: list[int] = []
     for token in tokens:
@@ -46,5 +65,5 @@ def completion_logprobs(tokens: Sequence[TokenLogprob], n_top: int, text_offset:
         else None,
         "text_offset": offsets,
         # llama-server's shape of the same, for its clients
-        "content": chat_logprobs(tokens, n_top)["content"],
+        "content": chat_logprobs(tokens, n_top, post_sampling=post_sampling)["content"],
     }

@@ -34,6 +34,7 @@ _ERRORS = {
     "415": "A web page's request that is not JSON.",
     "500": "A bug or a failure of the device.",
     "501": "Understood, but not built.",
+    "504": "The request took longer than its limit (`--timeout`, or its field `timeout`).",
     "503": "Too many requests, or shutting down; Retry-After says when to try again.",
 }
 

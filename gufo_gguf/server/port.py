@@ -13,6 +13,7 @@ from gufo_gguf.backend.base import BackendInfo
 from gufo_gguf.backend.chat import ChatInput, Rendered, TemplateInfo
 from gufo_gguf.backend.message_parser import ChatMessage, MessageDelta
 from gufo_gguf.cache.types import Tokens
+from gufo_gguf.engine.prefetch import Prefetched
 from gufo_gguf.engine.types import Event, GenerateRequest
 
 
@@ -84,6 +85,10 @@ class EnginePort(Protocol):
     def vocab(self) -> VocabPort: ...
 
     def submit(self, request: GenerateRequest) -> StreamPort: ...
+
+    def prefetch(self, request: GenerateRequest) -> Prefetched:
+        """Disk to RAM for a prompt; may raise Overloaded."""
+        ...
 
     def cache_status(self) -> dict[str, Any]: ...
 

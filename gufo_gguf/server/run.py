@@ -87,13 +87,15 @@ class Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         active, seconds = self.state.active, self.state.settings.drain_s
-        if len(active):
-            log.info("%d requests are running; they have %.0f s", len(active), seconds)
+        n = len(active)
+        word = "request is" if n == 1 else "requests are"
+        log.info("stopping: %s", f"{n} {word} under way and may take {seconds:.0f} s more" if n else "nothing runs")
         seen = self._signals
         drain = asyncio.create_task(active.drain(seconds))
         while not drain.done():
             if self._signals > seen:
                 drain.cancel()
+                log.info("told again: %d cancelled", len(active))
                 active.cancel_all()
                 break
             await asyncio.wait((drain,), timeout=0.1)

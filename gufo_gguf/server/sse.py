@@ -56,11 +56,13 @@ async def merged(generation: Generation) -> AsyncIterator[Indexed]:
             task.cancel()
 
 
-def failure(event: Event) -> Exception | None:
+def failure(event: Event, generation: Generation) -> Exception | None:
     """What went wrong, if this event says that something did."""
     if not isinstance(event, Finished):
         return None
     if event.reason is FinishReason.CANCELLED:
+        if generation.ended is not None:
+            return ProblemError(generation.ended)
         # a client that left reads nothing any more, so this is the server's doing
         return ProblemError(Problem(503, "the request was cancelled by the server", code="cancelled"))
     if event.reason is FinishReason.ERROR:
@@ -125,7 +127,7 @@ class EventStream(Response):
         writer = self.writer
         try:
             async for index, event in merged(self.generation):
-                error = failure(event)
+                error = failure(event, self.generation)
                 if error is not None:
                     raise error
                 frames = writer.event(index, event)
@@ -183,7 +185,7 @@ async def collect(request: Request, generation: Generation, active: Active) -> l
 
     async def gather() -> None:
         async for index, event in merged(generation):
-            error = failure(event)
+            error = failure(event, generation)
             if error is not None:
                 raise error
             out[index].append(event)

@@ -25,27 +25,57 @@ class Generation:
         self.streams = streams
         self.id = id
         """The id of the answer."""
+        self.ended: Problem | None = None
+        """Why the server cancelled it, if it was not for shutting down."""
+        self._timer: asyncio.TimerHandle | None = None
 
     def cancel(self) -> None:
         """Idempotent; every stream still ends with ``Finished``, and its slot is free at the next pass."""
         for stream in self.streams:
             stream.cancel()
 
+    def end(self, problem: Problem) -> None:
+        """Cancel, and have the client told this."""
+        if self.ended is None:
+            self.ended = problem
+        self.cancel()
+
+    def limit(self, seconds: float) -> None:
+        """End it when it is not done after so long."""
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.end, _too_long(seconds))
+
+    def done(self) -> None:
+        """Nothing is to come; idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.cancel()
+
+
+# both are final: a client that sends the same again by itself would wait as long again
+_NO_RETRY = {"x-should-retry": "false"}
+_CANCELLED = Problem(503, "the request was cancelled", code="cancelled", headers=_NO_RETRY)
+
+
+def _too_long(seconds: float) -> Problem:
+    message = f"the request was not done after its limit of {seconds:g} s"
+    return Problem(504, message, code="timeout", headers=_NO_RETRY)
+
 
 class Active:
     """Running generations; event-loop thread only.  Draining refuses new ones."""
 
-    def __init__(self, engine: EnginePort, limit: int) -> None:
+    def __init__(self, engine: EnginePort, limit: int, timeout_s: float | None = None) -> None:
         self.engine = engine
         self._limit = limit
+        self._timeout_s = timeout_s
         self._running: set[Generation] = set()
         self.draining = False
 
     def __len__(self) -> int:
         return len(self._running)
 
-    def start(self, requests: Sequence[GenerateRequest], id: str) -> Generation:
-        """Queue all or none, named after the answer's id.
+    def start(self, requests: Sequence[GenerateRequest], id: str, timeout_s: float | None = None) -> Generation:
+        """Queue all or none, named after the answer's id; ``timeout_s`` is the request's own limit.
 
         Raises what ``Engine.submit`` raises, and 503 when draining or full.
         """
@@ -63,13 +93,17 @@ class Active:
         except BaseException:
             Generation(streams).cancel()
             raise
-        return Generation(streams, id)
+        generation = Generation(streams, id)
+        limits = [seconds for seconds in (timeout_s, self._timeout_s) if seconds]
+        if limits:
+            generation.limit(min(limits))
+        return generation
 
     def cancel(self, id: str) -> bool:
         """Cancel by the answer's id; False when no such answer is under way."""
         found = [generation for generation in self._running if generation.id == id]
         for generation in found:
-            generation.cancel()
+            generation.end(_CANCELLED)
         return bool(found)
 
     @contextmanager
@@ -80,7 +114,7 @@ class Active:
             yield
         finally:
             self._running.discard(generation)
-            generation.cancel()
+            generation.done()
 
     def cancel_all(self) -> None:
         for generation in list(self._running):

@@ -71,11 +71,13 @@ class LiveTimings:
 class Usage:
     """Totals over the finished streams of one request; ``n`` choices per prompt, prompt-major."""
 
-    def __init__(self, finished: Sequence[Finished], n: int = 1) -> None:
+    def __init__(self, finished: Sequence[Finished], n: int = 1, reasoning_tokens: int | None = None) -> None:
         firsts = finished[::n]
         self.prompt_tokens = sum(f.n_prompt for f in firsts)
         self.cached_tokens = sum(f.timings.cache_n for f in firsts)
         self.completion_tokens = sum(f.n_generated for f in finished)
+        self.reasoning_tokens = reasoning_tokens
+        """Generated tokens that were thoughts; None = the API has no such thing."""
         self.report = finished[0].report
         timings = Timings(
             cache_n=self.cached_tokens,
@@ -87,11 +89,17 @@ class Usage:
         self.timings = timings_dict(timings, len(finished))
 
     def openai(self) -> dict[str, Any]:
+        details = (
+            {}
+            if self.reasoning_tokens is None
+            else {"completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens}}
+        )
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            **details,
             "gufo": report_dict(self.report),
         }
 
@@ -100,7 +108,7 @@ class Usage:
             "input_tokens": self.prompt_tokens,
             "input_tokens_details": {"cached_tokens": self.cached_tokens},
             "output_tokens": self.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens or 0},
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "gufo": report_dict(self.report),
         }

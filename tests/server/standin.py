@@ -20,6 +20,7 @@ from gufo_gguf.backend.chat import ChatInput, Rendered, TemplateInfo
 from gufo_gguf.backend.message_parser import ChatMessage, MessageDelta, ToolCall
 from gufo_gguf.cache.types import MissReason, RequestReport, ReuseSource, Tokens
 from gufo_gguf.core.errors import ContextLengthExceeded, Overloaded, RequestError
+from gufo_gguf.engine.prefetch import Prefetched
 from gufo_gguf.engine.types import (
     Event,
     Finished,
@@ -229,6 +230,7 @@ class StandinEngine:
         self.vocab = StandinVocab()
         self.chat = StandinChat()
         self.kept: list[tuple[int, ...]] = []
+        self.prefetched: list[GenerateRequest] = []
         self.info = BackendInfo(
             identity="0123456789abcdef",
             model_name="standin",
@@ -317,6 +319,13 @@ class StandinEngine:
             return ()
         top = tuple((i, -0.5 * (i + 1), bytes([65 + i])) for i in range(request.n_logprobs))
         return (TokenLogprob(piece.encode()[0], -0.25, piece.encode(), top),)
+
+    def prefetch(self, request: GenerateRequest) -> Prefetched:
+        if self.full:
+            raise Overloaded("every slot is busy", retry_after_s=3)
+        self.prefetched.append(request)
+        n = len(request.tokens) - 1
+        return Prefetched(n, ReuseSource.DISK, n, 10 * n, True, None, 1.5)
 
     def cache_status(self) -> dict[str, Any]:
         return {"enabled": True, "checkpoints": []}

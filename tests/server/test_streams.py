@@ -28,11 +28,12 @@ def eventually(true: object, seconds: float = 5) -> bool:
     return False
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/messages", "/completion"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/messages", "/completion", "/v1/responses"])
 def test_client_gone_in_a_stream_cancels(serve: Serve, path: str) -> None:
     gate = Gate()
     running = serve(StandinEngine(script=lambda r: ["Hello", gate, "never"]))
-    body = {"messages": USER} if "complet" not in path or path == CHAT else {"prompt": "x"}
+    body: dict[str, object] = {"messages": USER} if "complet" not in path or path == CHAT else {"prompt": "x"}
+    body = {"input": "x"} if path == "/v1/responses" else body
     with running.http.stream("POST", path, json={**body, "stream": True}) as stream:
         texts = stream.iter_text()  # kept: dropping the iterator closes the connection
         seen = ""
@@ -80,13 +81,15 @@ def test_finished_streams_leave_nothing_behind(running: Running) -> None:
         ("/v1/completions", '"text":""'),
         ("/v1/messages", "event: ping"),
         ("/completion", '"content":""'),
+        ("/v1/responses", "event: response.in_progress"),
     ],
 )
 def test_silence_is_filled_with_real_events(serve: Serve, path: str, expected: str) -> None:
     gate = Gate()
     settings = ServerSettings(port=0, drain_s=0.2, keepalive_s=0.05)
     running = serve(StandinEngine(script=lambda r: [gate, "Hello"], progress=()), settings)
-    body = {"messages": USER} if path in (CHAT, "/v1/messages") else {"prompt": "x"}
+    body: dict[str, object] = {"messages": USER} if path in (CHAT, "/v1/messages") else {"prompt": "x"}
+    body = {"input": "x"} if path == "/v1/responses" else body
     with running.http.stream("POST", path, json={**body, "stream": True}) as stream:
         seen = ""
         for text in stream.iter_text():

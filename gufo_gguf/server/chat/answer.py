@@ -25,6 +25,8 @@ class Answer:
         self._parser = parser
         self._clock = clock
         self._n_chars = 0
+        self._pieces: list[tuple[str, int]] = []
+        """Raw text and its number of tokens, as they came."""
         self._gathered = ""
         self._parse_from_s = 0.0
         self.finished: Finished | None = None
@@ -35,6 +37,7 @@ class Answer:
     def feed(self, event: Event) -> list[MessageDelta]:
         """What this event adds to the message; the last one adds what was held back."""
         if isinstance(event, TextDelta):
+            self._pieces.append((event.text, len(event.tokens)))
             self.logprobs.extend(event.logprobs)
             return self._text(event.text) if event.text else []
         if isinstance(event, Finished):
@@ -42,6 +45,13 @@ class Answer:
             rest, self._gathered = self._gathered, ""
             return self._seen(self._parser.feed(rest, final=True))
         return []
+
+    def feed_all(self, events: Sequence[TextDelta]) -> None:
+        """Many at once; their text is parsed once."""
+        for event in events:
+            self._pieces.append((event.text, len(event.tokens)))
+            self.logprobs.extend(event.logprobs)
+        self._seen(self._parser.feed("".join(event.text for event in events)))
 
     def _text(self, text: str) -> list[MessageDelta]:
         self._n_chars += len(text)
@@ -71,6 +81,29 @@ class Answer:
         return self._parser.message
 
     @property
+    def reasoning_tokens(self) -> int:
+        """Generated tokens up to the end of the reasoning; its closing tag counts as the answer's.
+
+        Where the parser did not take the reasoning from one place (several blocks), its share of the
+        text stands for its share of the tokens.
+        """
+        reasoning = self.message.reasoning_content
+        if not reasoning:
+            return 0
+        text = "".join(piece for piece, _ in self._pieces)
+        at = text.find(reasoning)
+        if at < 0:
+            n_tokens = sum(n for _, n in self._pieces)
+            return min(n_tokens, round(n_tokens * len(reasoning) / max(1, len(text))))
+        end, n_tokens, seen = at + len(reasoning), 0, 0
+        for piece, n in self._pieces:
+            if seen >= end:
+                break
+            n_tokens += n
+            seen += len(piece)
+        return n_tokens
+
+    @property
     def stopped(self) -> bool:
         """Ended by the model or a stop string, not by a limit."""
         return self.finished is not None and self.finished.reason is FinishReason.STOP
@@ -82,8 +115,6 @@ class Answer:
 def whole_answer(parser: ParserPort, events: Sequence[Event]) -> Answer:
     """An answer of which every event is there; its text is parsed once."""
     answer = Answer(parser)
-    texts = [e for e in events if isinstance(e, TextDelta)]
-    joined = TextDelta("".join(e.text for e in texts), (), tuple(p for e in texts for p in e.logprobs))
-    answer.feed(joined)
+    answer.feed_all([e for e in events if isinstance(e, TextDelta)])
     answer.feed(events[-1])
     return answer

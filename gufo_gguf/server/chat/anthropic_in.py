@@ -16,9 +16,18 @@ from typing import Any
 from gufo_gguf.server.chat.messages import Message, bad, normalise
 from gufo_gguf.server.chat.prepare import ChatAsk, check_continuation
 from gufo_gguf.server.chat.tools import Tool, ToolChoice, function_tools
+from gufo_gguf.server.errors import Problem, ProblemError
 from gufo_gguf.server.schema.anthropic import AnthropicBody
 from gufo_gguf.server.settings import ServerSettings
 
+# In the words that the official client falls back on: it then sends the whole history with each request.
+_NO_THREADS = Problem(
+    400,
+    "thread: nothing is stored here between requests; send all messages",
+    code="unsupported_field",
+    param="thread",
+    extra={"details": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}},
+)
 _SKIPPED = (
     "server_tool",
     "web_",
@@ -34,6 +43,8 @@ _SKIPPED = (
 
 def anthropic_ask(body: AnthropicBody, settings: ServerSettings) -> ChatAsk:
     """Raises RequestError with the path of the field that is wrong."""
+    if body.thread is not None:
+        raise ProblemError(_NO_THREADS)
     tools = anthropic_tools(body.tools)
     messages = normalise(
         [*_system(body.system), *_messages(body.messages)],

@@ -35,6 +35,7 @@ def chat_ask(body: ChatBody, settings: ServerSettings) -> ChatAsk:
         add_generation_prompt=body.add_generation_prompt is not False,
         n=body.n or body.n_cmpl or 1,
         n_logprobs=_logprobs(body),
+        post_sampling=bool(body.post_sampling_probs),
         progress=bool((body.return_progress or body.timings_per_token) and body.stream),
     )
     _reasoning(body, ask)

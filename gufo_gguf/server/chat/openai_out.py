@@ -21,6 +21,8 @@ class ChatStyle:
     envelope: Envelope
     n_logprobs: int
     """-1 = none."""
+    post_sampling: bool = False
+    """Chances after the sampler's chain, in llama-server's form."""
     include_usage: bool = False
     return_progress: bool = False
     timings_per_token: bool = False
@@ -48,6 +50,12 @@ def finish_reason(answer: Answer) -> str:
     return str(answer.finished.reason)
 
 
+def usage_of(answers: Sequence[Answer]) -> Usage:
+    """Of the choices of one request, all finished."""
+    finished = [a.finished for a in answers if a.finished is not None]
+    return Usage(finished, len(answers), sum(a.reasoning_tokens for a in answers))
+
+
 def whole_chat(style: ChatStyle, answers: Sequence[Answer]) -> dict[str, Any]:
     choices: list[dict[str, Any]] = []
     for index, answer in enumerate(answers):
@@ -55,10 +63,12 @@ def whole_chat(style: ChatStyle, answers: Sequence[Answer]) -> dict[str, Any]:
             "index": index,
             "message": message_dict(answer.message),
             "finish_reason": finish_reason(answer),
-            "logprobs": chat_logprobs(answer.take_logprobs(), style.n_logprobs) if style.n_logprobs >= 0 else None,
+            "logprobs": chat_logprobs(answer.take_logprobs(), style.n_logprobs, post_sampling=style.post_sampling)
+            if style.n_logprobs >= 0
+            else None,
         }
         choices.append(choice)
-    usage = Usage([a.finished for a in answers if a.finished is not None], len(answers))
+    usage = usage_of(answers)
     out = {
         **style.envelope.wrap("chat.completion", choices),
         "usage": usage.openai(),
@@ -121,7 +131,7 @@ class ChatWriter:
             if answer.finished is None or not answer.logprobs:
                 return b""
             parts = [{"content": ""}]  # tokens without text of their own still have probabilities
-        shown = chat_logprobs(answer.take_logprobs(), style.n_logprobs)
+        shown = chat_logprobs(answer.take_logprobs(), style.n_logprobs, post_sampling=style.post_sampling)
         head = b"".join(self._chunk(index, part) for part in parts[:-1])
         return head + self._chunk(index, parts[-1], logprobs=shown, **more)
 
@@ -134,7 +144,7 @@ class ChatWriter:
         return self._chunk(index, {}, finish_reason(answer), **more)
 
     def _usage(self) -> Usage:
-        return Usage([a.finished for a in self._answers if a.finished is not None], len(self._answers))
+        return usage_of(self._answers)
 
     def end(self) -> bytes:
         if not self._style.include_usage:

@@ -44,6 +44,7 @@ class ChatAsk:
     n: int = 1
     n_logprobs: int = -1
     """Alternatives per token; -1 = no log-probabilities."""
+    post_sampling: bool = False
     progress: bool = False
 
 
@@ -144,6 +145,7 @@ def prepare_chat(ask: ChatAsk, state: State, scope: str) -> PreparedChat:
         stop=tuple(dict.fromkeys((*body.stop, *rendered.additional_stops))),
         stable=engine.chat.stable_boundaries(given, rendered, tokens, tokenize) if cache_prompt else (),
         n_logprobs=max(1, ask.n_logprobs) if ask.n_logprobs >= 0 else 0,
+        post_sampling=ask.post_sampling,
         cache_prompt=cache_prompt,
         scope=scope,
         progress=ask.progress,

@@ -97,7 +97,7 @@ def whole_response(style: ResponsesStyle, answer: Answer) -> dict[str, Any]:
         logprobs = chat_logprobs(answer.take_logprobs(), style.n_logprobs)["content"] if style.n_logprobs >= 0 else []
         output.append(message_item([text_part(message.content, logprobs)]))
     output += [call_item(call.id, call.name, call.arguments) for call in message.tool_calls]
-    usage = Usage([answer.finished])
+    usage = Usage([answer.finished], reasoning_tokens=answer.reasoning_tokens)
     status, more = _ending(answer.finished)
     return {**response_object(style, status, output, usage, **more), "timings": usage.timings}
 
@@ -222,7 +222,7 @@ class ResponsesWriter:
         if self._open is None and not self._output:  # an answer without a word still is a message
             frames = self._begin("message", lambda: message_item([], "in_progress"))
         frames += self._close()
-        usage = Usage([event])
+        usage = Usage([event], reasoning_tokens=self._answer.reasoning_tokens)
         status, more = _ending(event)
         response = response_object(self._style, status, self._output, usage, **more)
         return frames + self._frame(f"response.{status}", response=response, timings=usage.timings)

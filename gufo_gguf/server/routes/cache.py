@@ -1,4 +1,4 @@
-"""GET /v1/cache, /v1/cache/check and /v1/cache/events: what the cache holds, and why.
+"""What the cache holds, and why: GET /v1/cache, /v1/cache/check, /v1/cache/events; POST /v1/cache/prefetch.
 
 Events carry numbers, reasons and boundaries; never text or token ids.
 """
@@ -13,7 +13,11 @@ from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
-from gufo_gguf.server.state import State, StateDep
+from gufo_gguf.engine.prefetch import Prefetched
+from gufo_gguf.server.chat.openai_in import chat_ask
+from gufo_gguf.server.chat.prepare import prepare_chat
+from gufo_gguf.server.schema.chat import ChatBody
+from gufo_gguf.server.state import ScopeDep, State, StateDep
 from gufo_gguf.server.wire import JsonResponse, named_frame
 
 router = APIRouter()
@@ -34,6 +38,35 @@ async def check(state: StateDep) -> Response:
     """Recount every reference and byte; ``problems`` is empty unless the cache is broken."""
     problems = await run_in_threadpool(state.engine.check)
     return JsonResponse({"object": "cache.check", "ok": not problems, "problems": problems})
+
+
+@router.post("/v1/cache/prefetch", response_model=None)
+async def prefetch(body: ChatBody, state: StateDep, scope: ScopeDep) -> Response:
+    """Have the state of a chat request's prompt in RAM before the request comes; computes nothing.
+
+    The body is that of /v1/chat/completions.  It goes through an idle slot: 503 when there is none.
+    """
+
+    def work() -> Prefetched:
+        request = prepare_chat(chat_ask(body, state.settings), state, scope).prepared.requests[0]
+        n_prompt.append(len(request.tokens))
+        return state.engine.prefetch(request)
+
+    n_prompt: list[int] = []
+    found = await run_in_threadpool(work)
+    return JsonResponse(
+        {
+            "object": "cache.prefetch",
+            "prompt_tokens": n_prompt[0],
+            "boundary": found.boundary,
+            "tokens": found.loaded_tokens,
+            "bytes": found.loaded_bytes,
+            "source": str(found.source),
+            "kept": found.kept,
+            "miss_reason": None if found.miss_reason is None else str(found.miss_reason),
+            "restore_ms": round(found.restore_ms, 3),
+        }
+    )
 
 
 Since = Annotated[int, Query(ge=0, description="Only events with a larger sequence number.")]

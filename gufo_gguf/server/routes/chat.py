@@ -28,6 +28,7 @@ def _style(body: ChatBody, state: State, chat: PreparedChat) -> ChatStyle:
     return ChatStyle(
         Envelope.new("chatcmpl-", state.engine.model_id, state.fingerprint),
         chat.prepared.n_logprobs,
+        bool(body.post_sampling_probs),
         include_usage=bool(options and options.include_usage),
         return_progress=bool(body.return_progress),
         timings_per_token=bool(body.timings_per_token),
@@ -42,7 +43,7 @@ async def chat_completions(body: ChatBody, request: Request, state: StateDep, sc
     chat = await run_in_threadpool(_prepare, body, state, scope)
     style = _style(body, state, chat)
     parser = state.engine.chat.parser
-    generation = state.active.start(chat.prepared.requests, style.envelope.id)
+    generation = state.active.start(chat.prepared.requests, style.envelope.id, body.timeout)
     if body.stream:
         writer = ChatWriter(style, [Answer(parser(chat.rendered)) for _ in generation.streams])
         return EventStream(generation, writer, state.active, state.settings.keepalive_s, request.url.path)

@@ -39,6 +39,7 @@ def prepare_completion(body: CompletionBody, state: State, scope: str) -> Prepar
         max_tokens=body.token_limit(state.settings.max_tokens),
         stop=body.stop,
         n_logprobs=max(1, n_logprobs) if n_logprobs >= 0 else 0,
+        post_sampling=bool(body.post_sampling_probs),
         cache_prompt=body.cache_prompt is not False,
         scope=scope,
         progress=bool((body.return_progress or body.timings_per_token) and body.stream),
@@ -67,11 +68,12 @@ async def completions(body: CompletionBody, request: Request, state: StateDep, s
         prepared.n,
         prepared.n_logprobs,
         _echo(body, prepared, state),
+        post_sampling=bool(body.post_sampling_probs),
         include_usage=bool(options and options.include_usage),
         return_progress=bool(body.return_progress),
         timings_per_token=bool(body.timings_per_token),
     )
-    generation = state.active.start(prepared.requests, style.envelope.id)
+    generation = state.active.start(prepared.requests, style.envelope.id, body.timeout)
     if body.stream:
         writer = CompletionWriter(style, len(generation.streams))
         return EventStream(generation, writer, state.active, state.settings.keepalive_s, request.url.path)

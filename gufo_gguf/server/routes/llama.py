@@ -35,6 +35,7 @@ def _style(body: CompletionBody, prepared: Prepared, state: State) -> LlamaStyle
         settings=tuple(generation_settings(r, n_ctx, stream=bool(body.stream)) for r in prepared.requests),
         n_ctx=n_ctx,
         n_probs=prepared.n_logprobs if prepared.n_logprobs > 0 else -1,
+        post_sampling=bool(body.post_sampling_probs),
         return_tokens=bool(body.return_tokens),
         return_progress=bool(body.return_progress),
         timings_per_token=bool(body.timings_per_token),
@@ -52,7 +53,7 @@ def _prepare(body: CompletionBody, state: State, scope: str) -> tuple[Prepared, 
 async def completion(body: CompletionBody, request: Request, state: StateDep, scope: ScopeDep) -> Response:
     """llama-server's completion; several prompts or choices give a list."""
     prepared, style = await run_in_threadpool(_prepare, body, state, scope)
-    generation = state.active.start(prepared.requests, new_id("cmpl-"))
+    generation = state.active.start(prepared.requests, new_id("cmpl-"), body.timeout)
     if body.stream:
         writer = LlamaWriter(style, len(generation.streams))
         return EventStream(generation, writer, state.active, state.settings.keepalive_s, request.url.path)

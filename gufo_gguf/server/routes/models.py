@@ -1,4 +1,4 @@
-"""GET /v1/models and /health: what is served, and whether it is ready; DELETE of a running request.
+"""GET /v1/models and /health: what is served, and whether it is ready.
 
 Clients look for the context length under different names; all of them are here.
 """
@@ -71,14 +71,6 @@ async def model(model_id: str, state: StateDep) -> Response:
             f"there is no model {model_id!r} here, only {state.engine.model_id!r}", status=404, code="model_not_found"
         )
     return JsonResponse(model_card(state))
-
-
-@router.delete("/v1/requests/{request_id}", response_model=None)
-async def cancel(request_id: str, state: StateDep) -> Response:
-    """Cancel an answer that is being written, by its ``id``."""
-    if not state.active.cancel(request_id):
-        raise refuse("there is no such request under way", status=404, code="not_found")
-    return JsonResponse({"id": request_id, "object": "request", "cancelled": True})
 
 
 @router.get("/health", response_model=None)

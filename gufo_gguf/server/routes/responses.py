@@ -57,7 +57,7 @@ async def responses(body: ResponsesBody, request: Request, state: StateDep, scop
         timings_per_token=bool(body.timings_per_token),
     )
     parser = state.engine.chat.parser
-    generation = state.active.start(chat.prepared.requests, style.id)
+    generation = state.active.start(chat.prepared.requests, style.id, body.timeout)
     if body.stream:
         writer = ResponsesWriter(style, Answer(parser(chat.rendered)))
         return EventStream(generation, writer, state.active, state.settings.keepalive_s, request.url.path)

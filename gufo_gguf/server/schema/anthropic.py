@@ -25,3 +25,5 @@ class AnthropicBody(SamplingFields):
     output_config: JsonObject | None = None
     output_format: JsonObject | None = None
     chat_template_kwargs: JsonObject | None = None
+    thread: JsonObject | None = None
+    """State held by the server between requests, which there is none of here."""

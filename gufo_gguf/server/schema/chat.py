@@ -36,7 +36,6 @@ class ChatBody(SamplingFields):
         "functions": ([],),
         "function_call": ("auto", "none"),
         "audio": (),
-        "post_sampling_probs": (False,),
         "lora": ([],),
         "t_max_predict_ms": (0, -1),
         "chat_template": ("",),
@@ -53,6 +52,8 @@ class ChatBody(SamplingFields):
     json_schema: JsonObject | None = None
     logprobs: Bool | None = None
     top_logprobs: NonNegative | None = None
+    post_sampling_probs: Bool | None = None
+    """The chances that the sampler's chain left, instead of the model's log-probabilities."""
     n: Positive | None = None
     n_cmpl: Positive | None = None
     stream_options: StreamOptions | None = None

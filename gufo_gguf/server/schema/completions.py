@@ -76,7 +76,6 @@ class StreamOptions(Body):
 class CompletionBody(SamplingFields):
     unsupported: ClassVar[dict[str, tuple[object, ...]]] = {
         "suffix": ("",),
-        "post_sampling_probs": (False,),
         "lora": ([],),
         "n_indent": (0,),
         "t_max_predict_ms": (0, -1),
@@ -89,6 +88,8 @@ class CompletionBody(SamplingFields):
     echo: Bool | None = None
     logprobs: Annotated[Int, Field(ge=0)] | None = None
     n_probs: NonNegative | None = None
+    post_sampling_probs: Bool | None = None
+    """The chances that the sampler's chain left, instead of the model's log-probabilities."""
     stream_options: StreamOptions | None = None
     json_schema: dict[str, Any] | None = None
     verbose: Bool | None = None

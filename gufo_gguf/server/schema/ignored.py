@@ -26,6 +26,9 @@ BOOKKEEPING = frozenset(
         "extra_headers",
         "client_metadata",
         "inference_geo",
+        "billing_policy",
+        "diagnostics",
+        "fallback_credit_token",
         "container",
     }
 )
@@ -70,7 +73,6 @@ OUTPUT_HINTS = frozenset(
         "spaces_between_special_tokens",
         "add_special_tokens",
         "sse_ping_interval",
-        "timeout",
         "num_ctx",
         "n_ctx",
         "penalize_nl",

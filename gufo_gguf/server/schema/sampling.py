@@ -108,6 +108,8 @@ class SamplingFields(Body):
     max_completion_tokens: TokenLimit | None = None
     max_tokens: TokenLimit | None = None
     """Three names of one limit, the first given one wins; -1 = none."""
+    timeout: Annotated[Float, Field(ge=0)] | None = None
+    """Seconds after which the request is ended, waiting included; 0 = the server's own limit."""
     cache_prompt: Bool | None = None
     stream: Bool | None = None
     return_progress: Bool | None = None
