@@ -41,6 +41,8 @@ MakeSampler = Callable[[GenerateRequest], TokenSampler]
 MakeText = Callable[[GenerateRequest], TextSink]
 
 _RESTORE_TRIES = 3
+SHARED_PREFIX_MIN = 512
+"""Tokens that requests must share, beyond what they can restore, for one to wait for another."""
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
@@ -63,7 +65,7 @@ class Scheduler:
         is_eog: Callable[[int], bool],
         *,
         prefill_chunk: int = 512,
-        shared_prefix_min: int = 512,
+        shared_prefix_min: int = SHARED_PREFIX_MIN,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._backend = backend
