@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gufo_gguf.cli import hip_findings
+from gufo_gguf.cli.hip_findings import HipFacts
 from gufo_gguf.cli.sizes import show_bytes
 
 COLD_TEST = "pytest tests/qualification/test_reused_slots.py"
@@ -43,6 +45,7 @@ class BuildFacts:
     has_gpu: bool
     chosen_threads: int
     allowed_cores: int
+    hip: HipFacts = field(default_factory=HipFacts)
 
     @property
     def kind(self) -> str:
@@ -85,14 +88,8 @@ def build_findings(facts: BuildFacts) -> list[Finding]:
                 )
             )
     if facts.kind == "hip":
-        found.append(
-            Finding(
-                Level.WARNING,
-                "HIP's fused Gated-DeltaNet op is reported to leak state between requests on a reused slot (gfx1151); "
-                "that would be wrong without any cache too",
-                f"run {COLD_TEST}",
-            )
-        )
+        said = hip_findings.warnings(facts.hip, COLD_TEST, EXACT_TEST.format(variant="qwen35"))
+        found += [Finding(Level.WARNING, what, remedy) for what, remedy in said]
     if facts.chosen_threads > facts.allowed_cores:
         found.append(
             Finding(

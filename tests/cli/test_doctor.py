@@ -50,7 +50,6 @@ def test_a_good_machine_has_nothing_to_warn_about() -> None:
         (replace(GPU, info={**CUDA_13_0, "flags": ["-DGGML_CUDA_CUB_3DOT2=ON"]}), ("CUB",)),
         (replace(GPU, info={**CUDA_13_0, "toolkit": "release 13.2, V13.2.1"}), ("CUB",)),
         (replace(GPU, graph_opt="1"), ("GGML_CUDA_GRAPH_OPT=1", "unset", "qwen35")),
-        (replace(GPU, info={"kind": "hip"}), ("Gated-DeltaNet", "test_reused_slots.py")),
         (replace(GPU, has_gpu=False), ("no GPU is visible",)),
         (replace(CPU, chosen_threads=16), ("16 threads on 2 cores", "--threads 2")),
         (replace(CPU, info={}), ("does not say how it was built",)),
