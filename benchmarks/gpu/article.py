@@ -2,39 +2,34 @@
 
     python -m benchmarks.gpu.article [--experts 12] [--tokens 95439] [--model FILE] [--folder DIR]
 
-Cold, live, RAM after another conversation used the slot, disk after a restart, edits near the end and
-in the middle; what six captures take in RAM and on disk against full copies; and the transfers as
-shares of pinned copies measured in the same run (through torch where a GPU is there, memcpy else).
-Random weights: only shapes matter here, the text means nothing.
+Cold, live, RAM after another conversation used the slot, edits near the end and in the middle, disk
+after a restart (files in the page cache, and dropped from it); what the captures take in RAM and on
+disk against full copies; decoding with the cache on and off, and while the disk is written.
+``benchmarks.gpu.peer`` asks llama-server the same.
 """
 
 from __future__ import annotations
 
-import argparse
-import shutil
-import tempfile
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from benchmarks.common import median, report
-from gufo_gguf.backend.base import Span
-from gufo_gguf.backend.llama import LlamaBackend, LlamaOptions
+from benchmarks.gpu.load import N_WARM, arguments, edited, edits, place, text
+from gufo_gguf.backend.llama import LlamaOptions
 from gufo_gguf.engine.engine import Engine, EngineOptions
 from gufo_gguf.engine.types import Finished, GenerateRequest, SamplingParams, as_tokens
-from gufo_gguf.models.shape import shape_geometry, write_shape
 
 GREEDY = SamplingParams(temperature=0.0)
-CHUNK = 256
-
-
-def text(seed: int, n: int) -> list[int]:
-    return [int(x) for x in np.random.default_rng(seed).integers(0, 500, n)]
+_READ_BYTES = 512 << 10
 
 
 def ask(engine: Engine, tokens: list[int], n: int = 1) -> Finished:
+    """One greedy answer; all but the last 5 tokens are what the next turn sends again."""
     stable = (len(tokens) - 5,)
     *_, event = engine.submit(GenerateRequest(as_tokens(tokens), sampling=GREEDY, max_tokens=n, stable=stable))
     assert isinstance(event, Finished)
@@ -43,232 +38,187 @@ def ask(engine: Engine, tokens: list[int], n: int = 1) -> Finished:
     return event
 
 
-def line(name: str, end: Finished) -> tuple[str, dict[str, Any]]:
-    t, r = end.timings, end.report
-    data = {
-        "ttft_ms": t.prompt_ms,
-        "restore_ms": r.restore_ms,
-        "capture_ms": r.capture_ms,
-        "cached": t.cache_n,
-        "prefilled": t.prompt_n,
-        "source": str(r.reuse_source),
-        "captured": r.captured,
-    }
-    return (
-        f"{name:34s} {t.prompt_ms / 1e3:8.2f} s   restore {r.restore_ms:8.1f} ms   capture {r.capture_ms:7.1f} ms   "
-        f"{t.cache_n:6d} reused {t.prompt_n:6d} prefilled  ({r.reuse_source})",
-        data,
-    )
+class Table:
+    """Rows as they come: a run that is cut off has said what it measured."""
 
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.data: dict[str, Any] = {}
 
-def transfers(path: Path, options: LlamaOptions, n_tokens: int) -> tuple[list[str], dict[str, Any]]:
-    """Rows and private state out and in, as shares of a copy of the same bytes in the same run."""
-    with LlamaBackend(path, options) as backend:
-        inventory = backend.info.inventory
-        assert inventory is not None
-        tokens = as_tokens(text(1, n_tokens))
-        for at in range(0, n_tokens, 2048):
-            backend.decode([Span(0, tokens[at : at + 2048], True)])
-        rows = n_tokens // CHUNK * CHUNK
-        chunk_bytes = CHUNK * inventory.row_bytes
-        memory = backend.alloc(rows // CHUNK * chunk_bytes)
-        chunks = [memory[i * chunk_bytes : (i + 1) * chunk_bytes] for i in range(rows // CHUNK)]
-        private = backend.alloc(inventory.private_bytes)
-        backend_pinned = backend.pinned
-        tail = backend.alloc(CHUNK * inventory.row_bytes)
-        rest = n_tokens - rows
-        out: dict[str, list[float]] = {k: [] for k in ("rows_out", "private_out", "rows_in", "private_in", "finish")}
-        for _ in range(4):
-            t = time.perf_counter()
-            for i, chunk in enumerate(chunks):
-                backend.rows_out(0, i * CHUNK, CHUNK, chunk)
-            out["rows_out"].append(time.perf_counter() - t)
-            if rest:
-                backend.rows_out(0, rows, rest, tail)
-            t = time.perf_counter()
-            backend.private_out(0, private)
-            out["private_out"].append(time.perf_counter() - t)
-            backend.begin_restore(0, tokens, trusted=True)
-            t = time.perf_counter()
-            backend.load_pieces(0, [(i * CHUNK, CHUNK, c, CHUNK) for i, c in enumerate(chunks)])
-            backend.wait_restore(0)
-            out["rows_in"].append(time.perf_counter() - t)
-            if rest:
-                backend.load_pieces(0, [(rows, rest, tail, rest)])
-            t = time.perf_counter()
-            backend.load_private(0, private)
-            backend.wait_restore(0)
-            out["private_in"].append(time.perf_counter() - t)
-            t = time.perf_counter()
-            backend.finish_restore(0)
-            out["finish"].append(time.perf_counter() - t)
-        limit = copy_rates(memory.nbytes, inventory.private_bytes)
-    best = {k: min(v) for k, v in out.items()}
-    row_gb, private_gb = memory.nbytes / 1e9, inventory.private_bytes / 1e9
-    lines = [
-        f"{inventory.row_bytes} bytes a row, {inventory.private_bytes / 1e6:.1f} MB private; pinned: {backend_pinned}; peer: {limit['kind']}",
-        f"rows out    {row_gb / best['rows_out']:6.1f} GB/s   {limit['rows_out'] / best['rows_out']:.2f} of the copy",
-        f"rows in     {row_gb / best['rows_in']:6.1f} GB/s   {limit['rows_in'] / best['rows_in']:.2f} of the copy   (goal 0.9)",
-        f"private out {private_gb / best['private_out']:6.1f} GB/s   {best['private_out'] / limit['private_out']:.2f} x the copy's time   (goal 1.2)",
-        f"private in  {private_gb / best['private_in']:6.1f} GB/s   {best['private_in'] / limit['private_in']:.2f} x the copy's time",
-        f"cells and checks at finish {1e3 * best['finish']:.1f} ms; whole restore "
-        f"{(best['rows_in'] + best['private_in'] + best['finish']) / limit['rows_in']:.2f} x the rows' copy   (goal 1.6)",
-    ]
-    return lines, {"seconds": out, "copy_seconds": limit}
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+        print("  ... " + line, flush=True)
 
-
-def copy_rates(rows_bytes: int, private_bytes: int) -> dict[str, Any]:
-    """Seconds of plain copies of the same sizes: pinned host <-> device, or memcpy without a GPU."""
-    try:
-        import torch
-
-        if not torch.cuda.is_available():
-            raise ImportError
-    except ImportError:
-        a, b = np.ones(rows_bytes, np.uint8), np.zeros(rows_bytes, np.uint8)
-
-        def host(n: int) -> float:
-            best = 1e9
-            for _ in range(4):
-                t = time.perf_counter()
-                b[:n] = a[:n]
-                best = min(best, time.perf_counter() - t)
-            return best
-
-        return {
-            "kind": "memcpy",
-            "rows_in": host(rows_bytes),
-            "rows_out": host(rows_bytes),
-            "private_out": host(private_bytes),
-            "private_in": host(private_bytes),
+    def row(self, name: str, end: Finished, more: str = "") -> Finished:
+        t, r = end.timings, end.report
+        self.data[name] = {
+            "ttft_ms": t.prompt_ms,
+            "restore_ms": r.restore_ms,
+            "capture_ms": r.capture_ms,
+            "cached": t.cache_n,
+            "prefilled": t.prompt_n,
+            "source": str(r.reuse_source),
+            "captured": r.captured,
         }
-
-    def device(n: int, *, to_device: bool) -> float:
-        pinned = torch.empty(n, dtype=torch.uint8, pin_memory=True)
-        gpu = torch.empty(n, dtype=torch.uint8, device="cuda")
-        best = 1e9
-        for _ in range(4):
-            torch.cuda.synchronize()
-            t = time.perf_counter()
-            gpu.copy_(pinned, non_blocking=True) if to_device else pinned.copy_(gpu, non_blocking=True)
-            torch.cuda.synchronize()
-            best = min(best, time.perf_counter() - t)
-        return best
-
-    return {
-        "kind": "cuda pinned",
-        "rows_in": device(rows_bytes, to_device=True),
-        "rows_out": device(rows_bytes, to_device=False),
-        "private_in": device(private_bytes, to_device=True),
-        "private_out": device(private_bytes, to_device=False),
-    }
-
-
-def conversation(path: Path, options: LlamaOptions, n: int, folder: Path) -> tuple[list[str], dict[str, Any]]:
-    lines: list[str] = []
-    data: dict[str, Any] = {}
-    disk = folder / "cache"
-
-    def open_engine(**more: Any) -> Engine:
-        return Engine.load(
-            path,
-            EngineOptions(llama=options, cache_disk=disk, cache_disk_bytes=32 << 30, cache_ram_bytes=24 << 30, **more),
+        self.say(
+            f"{name:36s} {t.prompt_ms / 1e3:8.3f} s   restore {r.restore_ms:8.1f} ms   capture {r.capture_ms:7.1f} ms"
+            f"   {t.cache_n:6d} reused {t.prompt_n:6d} prefilled  ({r.reuse_source}){more}"
         )
-
-    def note(name: str, end: Finished) -> Finished:
-        shown, values = line(name, end)
-        lines.append(shown)
-        print("  ... " + shown, flush=True)  # a run that is cut off has said what it measured
-        data[name] = values
         return end
 
+
+def conversation(path: Path, options: LlamaOptions, n: int, folder: Path) -> Table:
+    table = Table()
+    settings = EngineOptions(
+        llama=options, cache_disk=folder / "cache", cache_disk_bytes=32 << 30, cache_ram_bytes=24 << 30
+    )
     base = text(1, n)
-    with open_engine() as engine:
-        ask(engine, text(99, 600))  # the first passes of a process are slower
-        cold = note("cold", ask(engine, base))
+    turn2 = base + text(2, 60)
+    turn3 = turn2 + text(4, 60)
+    with Engine.load(path, settings) as engine:
+        ask(engine, text(99, N_WARM))
+        cold = table.row("cold", ask(engine, base))
         ram = engine.cache_status()["ram"]
-        turn2 = base + text(2, 60)
-        note("live, next turn", ask(engine, turn2))
-        note("another conversation", ask(engine, text(3, 4000)))
-        turn3 = turn2 + text(4, 60)
-        note("RAM, slot was overwritten", ask(engine, turn3))
-        print(f"  ... six captures: {ram}", flush=True)
-        for name, at in (
-            ("edit near the end", round(n * 85385 / 95439)),
-            ("edit in the middle", round(n * 47734 / 95439)),
-        ):
-            edited = list(base)
-            edited[at] = (edited[at] + 1) % 500
-            end = note(f"{name}, token {at}", ask(engine, edited))
-            lines[-1] += f"  {max(0, at - end.timings.cache_n)} unchanged tokens recomputed"
-        deadline = time.monotonic() + 60
-        while engine.cache_status()["disk"]["waiting"] and time.monotonic() < deadline:
-            time.sleep(0.2)
-        status = engine.cache_status()["disk"]
-        problems = engine.check()
-    lines.append(
-        f"{len(cold.report.captured)} captures of the cold request: {ram['unique_bytes'] / 1e9:.2f} GB in RAM, full copies {ram['whole_bytes'] / 1e9:.2f} GB"
+        table.row("live, next turn", ask(engine, turn2))
+        table.data["writing"] = _decode_beside_writer(engine, table)
+        table.row("another conversation", ask(engine, text(3, 4000)))
+        table.row("RAM, slot was overwritten", ask(engine, turn3))
+        table.say(
+            f"{len(cold.report.captured)} captures of the cold request: {ram['unique_bytes'] / 1e9:.2f} GB in RAM, "
+            f"as full copies {ram['whole_bytes'] / 1e9:.2f} GB"
+        )
+        for name, at in edits(n).items():
+            end = ask(engine, edited(base, at))
+            table.row(name, end, f"  {max(0, at - end.timings.cache_n)} unchanged tokens recomputed")
+        _settle(engine)
+        status, problems = engine.cache_status()["disk"], engine.check()
+    table.say(
+        f"on disk {status['used_bytes'] / 1e9:.2f} GB in {status['checkpoints']} checkpoints; "
+        f"check(): {problems or 'nothing'}"
     )
-    print(f"  ... disk: {status}", flush=True)
-    lines.append(
-        f"on disk {status['used_bytes'] / 1e9:.2f} GB in {status['checkpoints']} checkpoints; check(): {problems or 'nothing'}"
-    )
-    with open_engine() as engine:
-        ask(engine, text(99, 600))
-        note("disk, after a restart", ask(engine, turn3))
+    files = [f for f in (folder / "cache").rglob("*") if f.is_file()]
+    with Engine.load(path, settings) as engine:
+        ask(engine, text(99, N_WARM))
+        warm = table.row("disk, after a restart", ask(engine, turn3))
+        n_restored = _state_bytes(engine, warm)
         decode_on = decode_rate(engine, turn3)
-    with Engine.load(path, EngineOptions(llama=options, cache=False)) as engine:
-        ask(engine, turn3)
-        decode_off = decode_rate(engine, turn3)
-    lines.append(
-        f"decode with the cache on {decode_on:.1f} tok/s, off {decode_off:.1f}: {decode_on / decode_off:.3f}   (goal 0.98)"
+    table.data["streams"] = _compare_with_files(table, "page cache warm", warm, n_restored, files, dropped=False)
+    _drop(files)
+    with Engine.load(path, settings) as engine:
+        ask(engine, text(99, N_WARM))
+        dropped = table.row("disk, page cache dropped", ask(engine, turn3))
+    table.data["streams_dropped"] = _compare_with_files(
+        table, "page cache dropped", dropped, n_restored, files, dropped=True
     )
-    data |= {"ram": ram, "disk": status, "decode_on": decode_on, "decode_off": decode_off}
-    return lines, data
+    with Engine.load(path, EngineOptions(llama=options, cache=False)) as engine:
+        table.row("cold, cache off", ask(engine, turn3))
+        decode_off = decode_rate(engine, turn3)
+    share = decode_on / decode_off
+    table.say(f"decode with the cache on {decode_on:.1f} tok/s, off {decode_off:.1f}: {share:.3f}   (goal 0.98)")
+    table.data |= {"ram": ram, "disk": status, "decode_on": decode_on, "decode_off": decode_off}
+    return table
 
 
 def decode_rate(engine: Engine, tokens: list[int]) -> float:
+    """Median tokens per second of 64-token answers behind a prompt that is reused."""
     rates = []
-    for i in range(3):
+    for i in range(5):
         end = ask(engine, tokens + text(50 + i, 8), n=64)
         rates.append(1e3 * (end.timings.predicted_n - 1) / end.timings.predicted_ms)
     return median(rates)
 
 
+def _settle(engine: Engine, timeout_s: float = 120) -> None:
+    deadline = time.monotonic() + timeout_s
+    while engine.cache_status()["disk"]["waiting"] and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def _decode_beside_writer(engine: Engine, table: Table) -> dict[str, Any]:
+    """Short answers of another conversation while the checkpoints go to disk, and the same afterwards."""
+    prompt = text(7, 300)
+    rates: dict[str, list[float]] = {"writing": [], "quiet": []}
+
+    def once(into: str, i: int) -> None:
+        end = ask(engine, prompt + text(70 + i, 4), n=48)
+        rates[into].append(1e3 * (end.timings.predicted_n - 1) / end.timings.predicted_ms)
+
+    def written() -> int:
+        return int(engine.cache_status()["disk"]["used_bytes"])
+
+    deadline = time.monotonic() + 20
+    begun = written()
+    while written() == begun and engine.cache_status()["disk"]["waiting"] and time.monotonic() < deadline:
+        time.sleep(0.02)  # rows are being preserved, nothing is written yet
+    before = written()
+    for i in range(12):
+        if not engine.cache_status()["disk"]["waiting"]:
+            break
+        once("writing", i)
+    n_bytes = written() - before
+    _settle(engine)
+    for i in range(12, 18):
+        once("quiet", i)
+    if rates["writing"]:
+        share = median(rates["writing"]) / median(rates["quiet"])
+        table.say(
+            f"decode of a neighbour while {n_bytes / 1e6:.0f} MB go to disk: {median(rates['writing']):.1f} tok/s, "
+            f"afterwards {median(rates['quiet']):.1f}: {share:.3f}   (goal 0.9)"
+        )
+    return {**rates, "bytes": n_bytes}
+
+
+def _drop(files: list[Path]) -> None:
+    """Out of the page cache, so that the next reader goes to the disk."""
+    for path in files:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(handle)
+
+
+def _state_bytes(engine: Engine, end: Finished) -> int:
+    inventory = engine.info.inventory
+    assert inventory is not None
+    return end.report.restored_tokens * inventory.row_bytes + inventory.private_bytes
+
+
+def _compare_with_files(
+    table: Table, name: str, end: Finished, n_restored: int, files: list[Path], *, dropped: bool
+) -> dict[str, float]:
+    """The restore's rate against reading the folder's files one after the other, and against their checksum."""
+    if dropped:
+        _drop(files)
+    buffer = np.empty(_READ_BYTES, np.uint8)
+    n_bytes, started = 0, time.perf_counter()
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while n := file.readinto(buffer):
+                n_bytes += n
+    read = n_bytes / (time.perf_counter() - started)
+    block = np.ones(64 << 20, np.uint8)
+    started = time.perf_counter()
+    for _ in range(4):
+        summed = xxhash.xxh3_128()
+        for at in range(0, block.nbytes, _READ_BYTES):
+            summed.update(block[at : at + _READ_BYTES])
+    checksum = 4 * block.nbytes / (time.perf_counter() - started)
+    rate = n_restored / (end.report.restore_ms / 1e3)
+    table.say(
+        f"disk to slot, {name}: {rate / 1e9:.2f} GB/s; reading alone {read / 1e9:.2f}, checksum alone "
+        f"{checksum / 1e9:.2f}: {rate / min(read, checksum):.2f} of the slower   (goal 0.8)"
+    )
+    return {"restore": rate, "read": read, "checksum": checksum}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=95_439)
-    parser.add_argument("--experts", type=int, default=12)
-    parser.add_argument("--layers", type=int)
-    parser.add_argument("--n-embd", type=int)
-    parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--skip", choices=["transfers", "conversation"], action="append", default=[])
-    args = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(dir=args.folder))
-    try:
-        path = args.model
-        if path is None:
-            path = folder / "flash-next.gguf"
-            started = time.perf_counter()
-            geometry = shape_geometry(
-                "flash-next",
-                args.experts,
-                **{k: v for k, v in (("n_layer", args.layers), ("n_embd", args.n_embd)) if v},
-            )
-            write_shape("flash-next", geometry, path, ftype="q8_0")
-            print(
-                f"model: {path.stat().st_size / 1e9:.2f} GB written in {time.perf_counter() - started:.0f} s",
-                flush=True,
-            )
+    args = arguments(__doc__).parse_args()
+    with place(args) as (path, folder):
         options = LlamaOptions(n_ctx=args.tokens + 4096, n_slots=1, n_threads=args.threads)
-        if "transfers" not in args.skip:
-            report("gpu-transfers", *transfers(path, options, args.tokens))
-        if "conversation" not in args.skip:
-            report("gpu-article", *conversation(path, options, args.tokens, folder))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        table = conversation(path, options, args.tokens, folder)
+        report("gpu-article", table.lines, table.data)
 
 
 if __name__ == "__main__":

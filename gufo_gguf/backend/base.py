@@ -90,6 +90,10 @@ class Backend(Protocol):
         """Copy rows packed into out; len(out) >= n * row_bytes."""
         ...
 
+    def pieces_out(self, slot: int, pieces: Sequence[tuple[int, int, Bytes]]) -> None:
+        """``rows_out`` of many (first, n, out) at once; after an error any of them may be half written."""
+        ...
+
     def private_out(self, slot: int, out: Bytes) -> None:
         """Copy the private state at the current position into out."""
         ...

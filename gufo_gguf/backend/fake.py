@@ -186,6 +186,10 @@ class FakeBackend:
             column += width
             offset += n * width
 
+    def pieces_out(self, slot: int, pieces: Sequence[tuple[int, int, Bytes]]) -> None:
+        for first, n, out in pieces:
+            self.rows_out(slot, first, n, out)
+
     def private_out(self, slot: int, out: Bytes) -> None:
         self._fail("private_out")
         state = self._ready(slot)

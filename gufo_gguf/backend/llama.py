@@ -274,6 +274,10 @@ class LlamaBackend:
     def rows_out(self, slot: int, first: int, n: int, out: Bytes) -> None:
         native.check(self._lib.gufo_rows_out(self._state, slot, first, n, native.pointer(out), out.nbytes))
 
+    def pieces_out(self, slot: int, pieces: Sequence[tuple[int, int, Bytes]]) -> None:
+        raw = native.pieces([(first, n, out, n) for first, n, out in pieces])
+        native.check(self._lib.gufo_pieces_out(self._state, slot, raw, len(raw)))
+
     def private_out(self, slot: int, out: Bytes) -> None:
         native.check(self._lib.gufo_private_out(self._state, slot, native.pointer(out), out.nbytes))
 
@@ -291,12 +295,8 @@ class LlamaBackend:
 
         On a device the copies are only queued: keep the buffers as they are until finish or abort.
         """
-        raw = (native.NativePiece * len(pieces))()
-        for out, (first, n, buffer, buffer_rows) in zip(raw, pieces, strict=True):
-            out.buffer, out.buffer_bytes = native.pointer(buffer), buffer.nbytes
-            out.first, out.n, out.buffer_rows = first, n, buffer_rows
-            out.region = id(buffer if buffer.base is None else buffer.base)
-        native.check(self._lib.gufo_load_pieces(self._state, slot, raw, len(pieces)))
+        raw = native.pieces(pieces)
+        native.check(self._lib.gufo_load_pieces(self._state, slot, raw, len(raw)))
 
     def load_row_bytes(self, slot: int, first: int, n: int, buffer_rows: int, offset: int, data: Bytes) -> None:
         native.check(

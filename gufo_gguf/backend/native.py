@@ -10,6 +10,7 @@ import ctypes as c
 import functools
 import types
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gufo_positions": (c.c_int, [_P, _U32, c.POINTER(_I32), _U32, c.POINTER(_U32)]),
     "gufo_truncate": (c.c_int, [_P, _U32, _I32]),
     "gufo_clear_all": (c.c_int, [_P]),
+    "gufo_pieces_out": (c.c_int, [_P, _U32, c.POINTER(NativePiece), _U32]),
     "gufo_rows_out": (c.c_int, [_P, _U32, _U32, _U32, _P, _U64]),
     "gufo_private_out": (c.c_int, [_P, _U32, _P, _U64]),
     "gufo_begin_restore": (c.c_int, [_P, _U32, _P, _U32, _U32, c.c_int]),
@@ -144,6 +146,16 @@ def pointer(array: np.ndarray[Any, Any]) -> int:
     if not array.flags.c_contiguous:
         raise ValueError("the buffer is not contiguous")
     return array.ctypes.data
+
+
+def pieces(parts: Sequence[tuple[int, int, Bytes, int]]) -> Any:
+    """``gufo_piece[]`` of (first, n, buffer, buffer_rows); the caller keeps the buffers alive."""
+    raw = (NativePiece * len(parts))()
+    for out, (first, n, buffer, buffer_rows) in zip(raw, parts, strict=True):
+        out.buffer, out.buffer_bytes = pointer(buffer), buffer.nbytes
+        out.first, out.n, out.buffer_rows = first, n, buffer_rows
+        out.region = id(buffer if buffer.base is None else buffer.base)
+    return raw
 
 
 def host_array(state: int, n_bytes: int) -> Bytes:

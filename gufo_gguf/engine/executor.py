@@ -123,12 +123,13 @@ class Executor:
         raise BackendError(f"no reader for rows that lie in {type(source).__name__}")
 
     def preserve(self, copies: tuple[RowCopy, ...]) -> None:
-        """Copy borrowed rows into their backing memory; what was copied counts even if a later copy fails."""
+        """Copy borrowed rows into their backing memory; what was copied counts even if a later slot fails."""
         done: list[RowCopy] = []
         try:
-            for copy in copies:
-                self._backend.rows_out(copy.slot, copy.first_row, copy.n_rows, self._buffer(copy.dst))
-                done.append(copy)
+            for slot, group in itertools.groupby(copies, lambda copy: copy.slot):
+                batch = list(group)
+                self._backend.pieces_out(slot, [(c.first_row, c.n_rows, self._buffer(c.dst)) for c in batch])
+                done += batch
         finally:
             if done:
                 self._manager.preserve_done(tuple(done))

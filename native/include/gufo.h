@@ -86,18 +86,21 @@ GUFO_API int gufo_truncate(gufo_state * state, uint32_t slot, int32_t n_tokens);
 // Empties every slot and zeroes the buffers (the cure for a state that holds NaN).
 GUFO_API int gufo_clear_all(gufo_state * state);
 
-GUFO_API int gufo_rows_out(gufo_state * state, uint32_t slot, uint32_t first, uint32_t n, void * out, uint64_t out_bytes);
-GUFO_API int gufo_private_out(gufo_state * state, uint32_t slot, void * out, uint64_t out_bytes);
-
-// A range of rows in a packed host buffer: its first n of buffer_rows rows become [first, first + n).
+// A range of rows in a packed host buffer: its first n of buffer_rows rows are [first, first + n).
 struct gufo_piece {
-    const void * buffer;
+    void * buffer;
     uint64_t region;  // names the allocation the buffer lies in; any numbers that differ between allocations
     uint64_t buffer_bytes;
     uint32_t first;
     uint32_t n;
     uint32_t buffer_rows;
 };
+
+// Buffers of whole pieces (n == buffer_rows); all are filled when the call returns. Buffers at one
+// distance in one region are one copy per tensor: on a device, thousands of calls less.
+GUFO_API int gufo_pieces_out(gufo_state * state, uint32_t slot, const struct gufo_piece * pieces, uint32_t n_pieces);
+GUFO_API int gufo_rows_out(gufo_state * state, uint32_t slot, uint32_t first, uint32_t n, void * out, uint64_t out_bytes);
+GUFO_API int gufo_private_out(gufo_state * state, uint32_t slot, void * out, uint64_t out_bytes);
 
 // trusted != 0: the payloads are what this library gave out, checked against damage since; otherwise
 // everything that comes in is searched for NaN.

@@ -3,8 +3,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <future>
+#include <numeric>
 #include <typeinfo>
 
+#include "cells.h"
 #include "error.h"
 #include "llama-context.h"
 #include "llama-kv-cache-iswa.h"
@@ -22,6 +26,9 @@ namespace {
 // Tokens decoded per slot while probing: with two, the 2-D position of the second tells whether
 // text positions are copied into it (0 would look the same as "absent").
 constexpr int n_probe = 2;
+
+// Fewer cells than this are set sooner than a thread starts.
+constexpr uint32_t threads_from = 4096;
 
 std::string tensor_id(const std::string & prefix, const ggml_tensor * tensor) {
     std::string name = tensor->name;
@@ -105,6 +112,14 @@ void memory::classify() {
 }
 
 void memory::probe() {
+    // In a thread that ends: OpenMP keeps a team for every thread that ever computed, and puts all of
+    // them to sleep at each barrier once they are more than the cores (10 % of decode, measured).
+    std::async(std::launch::async, [this] { probe_decode(); }).get();
+    ctx_->synchronize();
+    list_tensors();
+}
+
+void memory::probe_decode() {
     for (uint32_t s = 0; s < n_slots_; ++s) {  // one batch each: probing must fit any n_batch
         llama_token tokens[n_probe] = {0, 0};
         llama_pos pos[n_probe] = {0, 1};
@@ -118,8 +133,9 @@ void memory::probe() {
             throw gufo_failure(GUFO_E_BACKEND, "the first decode failed with code " + std::to_string(rc));
         }
     }
-    ctx_->synchronize();
+}
 
+void memory::list_tensors() {
     rows_.resize(n_slots_);
     ring_rows_.resize(n_slots_);
     if (attn_) {
@@ -375,14 +391,27 @@ void memory::replay_cells(const kv_template & t, uint32_t slot, const std::vecto
 }
 
 void memory::set_cells(uint32_t slot, const int32_t * tokens, uint32_t n) {
-    std::vector<uint32_t> cells(n);
-    std::vector<int32_t> pos(n);
-    for (uint32_t j = 0; j < n; ++j) {
-        cells[j] = j;
-        pos[j] = static_cast<int32_t>(j);
-    }
-    for (const kv_template & t : row_caches_) {
+    const auto set = [&](const kv_template & t) {
+        if (change_cells(*t.kv, static_cast<llama_seq_id>(slot), tokens, n, t.ext_2d)) {
+            return;
+        }
+        std::vector<uint32_t> cells(n);
+        std::vector<int32_t> pos(n);
+        std::iota(cells.begin(), cells.end(), 0u);
+        std::iota(pos.begin(), pos.end(), 0);
         replay_cells(t, slot, cells, pos, tokens);
+    };
+    // a cache has tables of its own: the second one's are set beside the first one's
+    std::vector<std::future<void>> beside;
+    for (size_t i = 1; i < row_caches_.size(); ++i) {
+        const auto how = n < threads_from ? std::launch::deferred : std::launch::async;
+        beside.push_back(std::async(how, set, std::cref(row_caches_[i])));
+    }
+    if (!row_caches_.empty()) {
+        set(row_caches_[0]);
+    }
+    for (std::future<void> & one : beside) {
+        one.get();
     }
 }
 

@@ -101,6 +101,8 @@ private:
 
     void classify();
     void probe();
+    void probe_decode();
+    void list_tensors();
     kv_template describe(llama_kv_cache * kv, const std::string & prefix, bool as_rows);
     void replay_cells(const kv_template & t, uint32_t slot, const std::vector<uint32_t> & cells,
                       const std::vector<int32_t> & pos, const int32_t * tokens) const;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "pieces.h"
 #include "slots.h"
 
 using gufo::restore_progress;
@@ -60,20 +61,6 @@ int gufo_begin_restore(gufo_state * state, uint32_t slot, const int32_t * tokens
     });
 }
 
-// How many pieces from the first on can be copied as one block per tensor: whole buffers of equal
-// rows that continue each other and lie at one distance in one allocation (a device refuses a copy
-// that crosses from one pinned allocation into another, however close they lie).
-static uint32_t run_length(const gufo_piece * pieces, uint32_t n_pieces) {
-    uint32_t n = 1;
-    const auto address = [&](uint32_t i) { return reinterpret_cast<uintptr_t>(pieces[i].buffer); };
-    while (n < n_pieces && pieces[0].n == pieces[0].buffer_rows && pieces[n].n == pieces[0].n && pieces[n].buffer_rows == pieces[0].n &&
-           pieces[n].region == pieces[0].region &&
-           address(n) > address(n - 1) && address(n) - address(n - 1) == address(1) - address(0)) {
-        ++n;
-    }
-    return n;
-}
-
 int gufo_load_pieces(gufo_state * state, uint32_t slot, const gufo_piece * pieces, uint32_t n_pieces) {
     return guarded_load(state, slot, [&] {
         restore_progress & r = state->restoring(slot);
@@ -92,14 +79,13 @@ int gufo_load_pieces(gufo_state * state, uint32_t slot, const gufo_piece * piece
         r.touched_rows = next;
         for (uint32_t i = 0; i < n_pieces;) {
             const gufo_piece & p = pieces[i];
-            const uint32_t run = run_length(pieces + i, n_pieces - i);
+            const gufo::piece_run run = gufo::first_run(pieces + i, n_pieces - i);
             const auto * src = static_cast<const uint8_t *>(p.buffer);
-            const size_t stride = run > 1 ? static_cast<size_t>(static_cast<const uint8_t *>(pieces[i + 1].buffer) - src) : 0;
             for (const gufo::row_tensor & t : mem.rows(slot)) {
-                r.io->in_blocks(t.tensor, p.first * t.row_bytes, src, p.n * t.row_bytes, run, stride);
+                r.io->in_blocks(t.tensor, p.first * t.row_bytes, src, p.n * t.row_bytes, run.n, run.stride);
                 src += p.buffer_rows * t.row_bytes;
             }
-            i += run;
+            i += run.n;
         }
         r.next_row = next;
         return static_cast<int>(GUFO_OK);

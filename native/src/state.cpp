@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "pieces.h"
 #include "slots.h"
 
 namespace {
@@ -238,23 +239,36 @@ int gufo_clear_all(gufo_state * state) {
     });
 }
 
-int gufo_rows_out(gufo_state * state, uint32_t slot, uint32_t first, uint32_t n, void * out, uint64_t out_bytes) {
+int gufo_pieces_out(gufo_state * state, uint32_t slot, const gufo_piece * pieces, uint32_t n_pieces) {
     return guarded([&] {
         state->check_runnable(slot);
         gufo::memory & mem = state->stateful();
-        if (out_bytes < static_cast<uint64_t>(n) * mem.row_bytes()) {
-            return gufo_set_error(GUFO_E_INVALID, "the buffer of " + std::to_string(out_bytes) + " bytes is too small for " + std::to_string(n) + " rows");
+        for (uint32_t i = 0; i < n_pieces; ++i) {
+            const gufo_piece & p = pieces[i];
+            if (p.n != p.buffer_rows || p.buffer_bytes < static_cast<uint64_t>(p.n) * mem.row_bytes()) {
+                return gufo_set_error(GUFO_E_INVALID, "the buffer of " + std::to_string(p.buffer_bytes) + " bytes is too small for " + std::to_string(p.n) + " rows");
+            }
+            mem.require_rows(slot, p.first, p.n);
         }
-        mem.require_rows(slot, first, n);
         gufo::transfer io(state->ctx);
-        auto * dst = static_cast<uint8_t *>(out);
-        for (const gufo::row_tensor & r : mem.rows(slot)) {
-            io.out(r.tensor, first * r.row_bytes, dst, n * r.row_bytes);
-            dst += n * r.row_bytes;
+        for (uint32_t i = 0; i < n_pieces;) {
+            const gufo_piece & p = pieces[i];
+            const gufo::piece_run run = gufo::first_run(pieces + i, n_pieces - i);
+            auto * dst = static_cast<uint8_t *>(p.buffer);
+            for (const gufo::row_tensor & r : mem.rows(slot)) {
+                io.out_blocks(r.tensor, p.first * r.row_bytes, dst, p.n * r.row_bytes, run.n, run.stride);
+                dst += p.n * r.row_bytes;
+            }
+            i += run.n;
         }
         io.finish();
         return static_cast<int>(GUFO_OK);
     });
+}
+
+int gufo_rows_out(gufo_state * state, uint32_t slot, uint32_t first, uint32_t n, void * out, uint64_t out_bytes) {
+    const gufo_piece one = {out, 0, out_bytes, first, n, n};
+    return gufo_pieces_out(state, slot, &one, 1);
 }
 
 int gufo_private_out(gufo_state * state, uint32_t slot, void * out, uint64_t out_bytes) {

@@ -60,10 +60,17 @@ ggml_backend_t transfer::backend_of(const ggml_tensor * tensor) {
 }
 
 void transfer::out(const ggml_tensor * tensor, size_t offset, void * dst, size_t n_bytes) {
-    if (ggml_backend_buffer_is_host(buffer_of(tensor))) {
-        copy_bytes(dst, static_cast<const char *>(tensor->data) + offset, n_bytes);
-    } else {
-        ggml_backend_tensor_get_async(backend_of(tensor), tensor, dst, offset, n_bytes);
+    out_blocks(tensor, offset, dst, n_bytes, 1, n_bytes);
+}
+
+void transfer::out_blocks(const ggml_tensor * tensor, size_t offset, void * dst, size_t n_bytes, size_t n_copies, size_t stride) {
+    auto * to = static_cast<char *>(dst);
+    if (!ggml_backend_buffer_is_host(buffer_of(tensor))) {
+        ggml_backend_tensor_get_2d_async(backend_of(tensor), tensor, dst, offset, n_bytes, n_copies, n_bytes, stride);
+        return;
+    }
+    for (size_t i = 0; i < n_copies; ++i) {
+        copy_bytes(to + i * stride, static_cast<const char *>(tensor->data) + offset + i * n_bytes, n_bytes);
     }
 }
 

@@ -29,6 +29,7 @@ public:
     void in(ggml_tensor * tensor, size_t offset, const void * src, size_t n_bytes);
     // n_copies blocks of n_bytes: block i lies stride bytes after block i - 1 in host memory, and
     // directly behind it in the tensor.  One call instead of thousands on a device.
+    void out_blocks(const ggml_tensor * tensor, size_t offset, void * dst, size_t n_bytes, size_t n_copies, size_t stride);
     void in_blocks(ggml_tensor * tensor, size_t offset, const void * src, size_t n_bytes, size_t n_copies, size_t stride);
     // At once; waits for what is queued.
     void zero(ggml_tensor * tensor, size_t offset, size_t n_bytes);

@@ -47,6 +47,9 @@ PART_BYTES = 10_007
 THREADS = int(os.environ.get("GUFO_QUALIFY_THREADS", "1"))
 """One by default: two OpenMP threads on a busy machine may take a second per token."""
 
+N_GPU_LAYERS = int(os.environ.get("GUFO_QUALIFY_GPU_LAYERS", "-1"))
+"""All by default; fewer leave some layers' state in host memory, beside that on a device."""
+
 Pass = tuple[tuple[int, int, int], ...]
 """(conversation, first, end) of each span; conversation i runs in slot base + i."""
 
@@ -69,6 +72,7 @@ class Model:
                 n_batch=N_BATCH,
                 n_ubatch=N_UBATCH,
                 n_threads=self.n_threads,
+                n_gpu_layers=N_GPU_LAYERS,
                 cache_type_k=self.kv,
                 cache_type_v=self.kv,
                 swa_full=self.swa_full,
@@ -113,9 +117,7 @@ def make_plan(name: str, n_tokens: int, joint: bool, n_vocab: int) -> Plan:
     middle = tuple(n + N_DECODES for n in at)
     resumed = (middle[0] + N_PREFILL, *middle[1:])
     after = decodes(at, N_DECODES) + prefill(0, middle[0], resumed[0]) + decodes(resumed, N_DECODES)
-    conversations = tuple(
-        random_tokens(f"{name}/{who}", n + N_DECODES, n_vocab) for who, n in enumerate(resumed)
-    )
+    conversations = tuple(random_tokens(f"{name}/{who}", n + N_DECODES, n_vocab) for who, n in enumerate(resumed))
     return Plan(conversations, tuple(before), tuple(after), at)
 
 
