@@ -39,6 +39,10 @@ _ERRORS = {
 }
 
 
+_STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/completion")
+"""Answered as server-sent events when the body says ``stream: true``."""
+
+
 def install(app: FastAPI) -> None:
     """Make ``app.openapi()`` give the corrected document."""
     original: Callable[[], dict[str, Any]] = app.openapi
@@ -50,9 +54,11 @@ def install(app: FastAPI) -> None:
             schemas.pop(name, None)
         schemas["Error"] = _ERROR_SCHEMA
         content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-        for operations in document["paths"].values():
+        for path, operations in document["paths"].items():
             for operation in operations.values():
                 responses = operation["responses"]
+                if path in _STREAMED or path == "/v1/cache/events":
+                    responses["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
                 responses.pop("422", None)
                 for status, text in _ERRORS.items():
                     responses.setdefault(status, {"description": text, "content": content})

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from gufo_gguf.server.errors import refuse
 from gufo_gguf.server.port import EnginePort
@@ -62,7 +62,7 @@ class EngineCollector(Collector):
             yield CounterMetricFamily(f"gufo_{name.removesuffix('_total')}", f"Engine counter {name}.", value=value)
 
 
-@router.get("/metrics", response_model=None)
+@router.get("/metrics", response_model=None, response_class=PlainTextResponse)
 async def metrics(state: StateDep) -> Response:
     """Counters and gauges in Prometheus' text format."""
     if not state.settings.metrics_endpoint:
