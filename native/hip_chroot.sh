@@ -27,7 +27,10 @@ fi
 # The pinned archive may lie in the cache folder already; without it the chroot would need a package index.
 cache=${GUFO_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/gufo-gguf}
 mkdir -p "$root/build/cache/downloads" "$root/build/checkout"
-cp -u "$cache"/downloads/*.tar.gz "$root/build/cache/downloads/"
+cp -u "$cache"/downloads/*.tar.gz "$root/build/cache/downloads/" || {
+    echo "no archive in $cache/downloads: run make check-hip or make native first" >&2
+    exit 1
+}
 for part in native gufo_gguf pyproject.toml; do
     cp -ru "$checkout/$part" "$root/build/checkout/"
 done

@@ -72,13 +72,33 @@ def find(
 # -- ROCm ------------------------------------------------------------------------------------------
 
 
+def ask(hipconfig: str, option: str, probe: Probe) -> str:
+    """One answer of hipconfig; its warnings come before it on the same stream."""
+    status, text = probe.run([hipconfig, option])
+    lines = text.strip().splitlines()
+    return lines[-1].strip() if status == 0 and lines else ""
+
+
+def rocm_variables(probe: Probe) -> dict[str, str]:
+    """What llama.cpp's cmake needs to find the ROCm that hipconfig belongs to, wherever it is installed.
+
+    Without ROCM_PATH it looks in /opt/rocm and /usr alone.
+    """
+    hipconfig = needs.find_program("hipconfig", probe)
+    if hipconfig is None:
+        return {}
+    clang, root = ask(hipconfig, "-l", probe), ask(hipconfig, "-R", probe)
+    found = {"HIPCXX": f"{clang}/clang++" if clang else "", "HIP_PATH": root, "ROCM_PATH": root}
+    return {variable: value for variable, value in found.items() if value}
+
+
 def of_rocm(hipconfig: str, probe: Probe) -> Toolchain:
     """The compiler that ``make native BACKEND=hip`` would use."""
-    said = probe.run([hipconfig, "--version"])[1].strip()
+    said = ask(hipconfig, "--version", probe)
     if needs.version_in(said) < needs.MIN_HIP:
         need = ".".join(map(str, needs.MIN_HIP))
         raise BuildError(f"ROCm {need} or newer is needed: {hipconfig} says {said or 'no version'}")
-    folder, root = (probe.run([hipconfig, option])[1].strip() for option in ("-l", "-R"))
+    folder, root = ask(hipconfig, "-l", probe), ask(hipconfig, "-R", probe)
     clang = Path(folder) / "clang++"
     if not probe.which(str(clang)):
         raise BuildError(f"{hipconfig} -l names {folder}, which holds no clang++")

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from . import cachedir, fetch, needs, recipe
+from . import cachedir, fetch, hiptools, needs, recipe
 from .cachedir import CacheDir
 from .console import run_logged, say
 from .errors import BuildError
@@ -135,20 +135,11 @@ class BuildTools:
         env.setdefault("CCACHE_NOHASHDIR", "1")
         env.setdefault("CCACHE_NAMESPACE", f"gufo-{self.plan.cpu}")
         if self.plan.kind == "hip":
-            self._hip_env(env)
+            for variable, value in hiptools.rocm_variables(Probe()).items():
+                env.setdefault(variable, value)
         elif self.plan.kind == "cuda" and not shutil.which("nvcc"):
             env["PATH"] = f"/usr/local/cuda/bin{os.pathsep}{env.get('PATH', '')}"
         return env
-
-    def _hip_env(self, env: dict[str, str]) -> None:
-        probe = Probe()
-        hipconfig = needs.find_program("hipconfig", probe)
-        if hipconfig is None:
-            return
-        for variable, option, suffix in (("HIPCXX", "-l", "/clang++"), ("HIP_PATH", "-R", "")):
-            status, text = probe.run([hipconfig, option])
-            if status == 0 and text.strip():
-                env.setdefault(variable, text.strip() + suffix)
 
     def program(self, name: str) -> str:
         """cmake or ninja: of the virtual environment that runs this, else the system's."""

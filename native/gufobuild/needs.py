@@ -23,6 +23,7 @@ MIN_HIP = (6, 1)
 MIN_CMAKE = (3, 21)
 _CPP17_PROGRAM = "#include <filesystem>\n#include <optional>\nint main() { if constexpr (sizeof(int) > 1) return 0; }\n"
 _VULKAN_PROGRAM = "#include <vulkan/vulkan.h>\n"
+_HIP_REMEDY = "(Debian 14, Ubuntu 26.04: apt install hipcc libamdhip64-dev libhipblas-dev librocblas-dev)"
 # Source, objects and libraries; measured 0.3 GiB for cpu, about 1.5 GiB for one GPU architecture.
 _FREE_GIB = {"cpu": 1.0, "metal": 1.0}
 _FREE_GIB_GPU = 3.0
@@ -140,12 +141,12 @@ def _hip(environ: Mapping[str, str], probe: Probe) -> list[str]:
     need = ".".join(map(str, MIN_HIP))
     config, hipcc = find_program("hipconfig", probe), find_program("hipcc", probe)
     if config is None or hipcc is None:
-        return [f"ROCm {need} or newer with hipBLAS and rocBLAS: no hipcc and hipconfig in PATH or /opt/rocm/bin"]
+        return [f"ROCm {need} or newer: no hipcc and hipconfig in PATH or /opt/rocm/bin {_HIP_REMEDY}"]
     version = version_in(probe.run([config, "--version"])[1])
     if version < MIN_HIP:
         return [f"ROCm {need} or newer: {config} says {'.'.join(map(str, version)) or 'no version'}"]
     if not _can_include(hipcc, ("hipblas/hipblas.h", "rocblas/rocblas.h"), ".hip", probe):
-        return [f"the development files of hipBLAS and rocBLAS: {hipcc} does not find their headers"]
+        return [f"the development files of hipBLAS and rocBLAS: {hipcc} does not find their headers {_HIP_REMEDY}"]
     return []
 
 

@@ -103,7 +103,8 @@ def cmake_flags(kind: str, gpu_targets: str | None, extra: Sequence[str], upstre
         if targets:
             flags["CMAKE_CUDA_ARCHITECTURES"] = targets
     elif kind == "hip":
-        flags |= {"GGML_HIP": "ON", "GPU_TARGETS": str(targets)}
+        # ROCm's own packages put its libraries into /opt/rocm/lib, where the loader does not look by itself.
+        flags |= {"GGML_HIP": "ON", "GPU_TARGETS": str(targets), "CMAKE_INSTALL_RPATH_USE_LINK_PATH": "ON"}
     elif kind == "vulkan":
         flags["GGML_VULKAN"] = "ON"
     elif kind == "metal":

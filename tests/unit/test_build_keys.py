@@ -89,6 +89,8 @@ def test_gpu_targets() -> None:
     hip = system(hipconfig="6.4.0")
     assert "-DGPU_TARGETS=gfx1151" in make("hip", hip).flags
     assert "-DGPU_TARGETS=gfx1100" in make("hip", hip, gpu_targets="gfx1100").flags
+    # The loader does not search /opt/rocm/lib by itself; libggml-hip has to name it.
+    assert "-DCMAKE_INSTALL_RPATH_USE_LINK_PATH=ON" in make("hip", hip).flags
     cuda = system(nvcc="12.8")
     assert not any("ARCHITECTURES" in flag for flag in make("cuda", cuda).flags), "cuda takes the GPUs it finds"
     assert "-DCMAKE_CUDA_ARCHITECTURES=90" in make("cuda", cuda, gpu_targets="90").flags

@@ -266,6 +266,17 @@ def test_an_installed_rocm_is_used() -> None:
         hiptools.of_rocm("hipconfig", System((), ROCM))
 
 
+def test_cmake_is_told_where_this_rocm_lies() -> None:
+    at_home = {"--version": "7.2.1\n", "-l": "warning: no GPU\n/home/u/rocm/llvm/bin\n", "-R": "/home/u/rocm\n"}
+    assert hiptools.rocm_variables(System(("hipconfig",), at_home)) == {
+        "HIPCXX": "/home/u/rocm/llvm/bin/clang++",
+        "HIP_PATH": "/home/u/rocm",
+        "ROCM_PATH": "/home/u/rocm",
+    }
+    assert hiptools.rocm_variables(System(("hipconfig",), {})) == {}
+    assert hiptools.rocm_variables(System((), at_home)) == {}
+
+
 BOOKWORM = 'PRETTY_NAME="Debian GNU/Linux 12"\nID=debian\nVERSION_CODENAME=bookworm\n# ID=other\n'
 INDEX = "mirror://security/|bookworm-security\nmirror://main/|bookworm-updates\nmirror://main/|bookworm\n"
 
