@@ -86,6 +86,9 @@ def server(program: Path, model: Path, n_ctx: int, folder: Path) -> Iterator[Ser
         running.wait()
         running.ask(text(99, N_WARM))
         yield running
+    except Exception:
+        print((folder / "server.log").read_text(errors="replace")[-3000:])
+        raise
     finally:
         running.close()
 
