@@ -185,8 +185,8 @@ def neighbour(path: Path, n_tokens: int, n_threads: int) -> None:
     piece_mb = CHUNK * inventory.row_bytes / 1e6
     lines = [
         f"decode at {n_tokens} tokens: {speed['alone']:.1f} tok/s alone; with a piece of {CHUNK} rows "
-        f"({piece_mb:.1f} MB) of another slot after each pass: out {speed['out']:.1f} ({out:.3f}), in {speed['in']:.1f} ({into:.3f})"
-        "   (goal 0.9)"
+        f"({piece_mb:.1f} MB) of another slot after each pass: "
+        f"out {speed['out']:.1f} ({out:.3f}), in {speed['in']:.1f} ({into:.3f})   (goal 0.9)"
     ]
     report("gpu-neighbour", lines, {"seconds": samples, "passes": _PASSES, "tokens": n_tokens})
 
