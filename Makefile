@@ -24,12 +24,12 @@ BUILD   := native/build.py
 KIND    := --kind '$(BACKEND)' --gpu-targets '$(GPU_TARGETS)' --cmake-flags='$(CMAKE_FLAGS)'
 PYTEST  := $(PY) -m pytest
 
-.PHONY: serve native venv venv-dev test test-fast test-long qualify tools check-hip lint format clean help
+.PHONY: serve native venv venv-dev test test-fast test-long qualify tools bench-quick check-hip lint format clean help
 .DEFAULT_GOAL := help
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
-	@echo 'Targets: serve test test-fast qualify native tools check-hip lint format clean'
+	@echo 'Targets: serve test test-fast qualify native tools bench-quick check-hip lint format clean'
 
 serve: native
 	@exec .venv/bin/gufo serve $(if $(MODEL),'$(MODEL)') --host '$(HOST)' --port '$(PORT)' $(ARGS)
@@ -69,6 +69,15 @@ tools: native
 # from Debian and are unpacked into the cache folder.  ARGS=--every: all sources instead of one per family.
 check-hip: venv
 	@$(PY) native/check_hip.py --gpu-targets '$(GPU_TARGETS)' $(ARGS)
+
+# An agent's day against llama-server in its short form; the README's tables are filled from what was measured.
+bench-quick: tools
+	@$(PYTHON) $(BUILD) venv $(KIND) --extras dev bench
+	$(PY) -m benchmarks.agent --quick
+	$(PY) -m benchmarks.agent.ablations --scale 0.5
+	$(PY) -m benchmarks.agent.restart --tokens 4000 --rounds 1
+	$(PY) -m benchmarks.serve --quick --model qwen4exp
+	$(PY) -m benchmarks.table
 
 lint: venv-dev
 	$(PY) -m ruff check .

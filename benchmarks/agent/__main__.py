@@ -19,6 +19,7 @@ from benchmarks.agent import control, report
 from benchmarks.agent.bound import State, least_prefilled
 from benchmarks.agent.oracle import common_prefix
 from benchmarks.agent.play import Run, play
+from benchmarks.agent.plots import plot
 from benchmarks.agent.servers import Gufo, Llama, Server, Setup, Url
 from benchmarks.agent.trace import Sizes, Workload, deepest
 from benchmarks.agent.workloads import by_name
@@ -126,7 +127,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "model": model.stem, "scale": scale, "rounds": rounds, "threads": args.threads, "seed": args.seed,
         "row_bytes": state.row_bytes, "private_bytes": state.private_bytes,
     }  # fmt: skip
-    print(f"\nraw samples: {report.save(args.name or f'agent-{args.model}', settings, lines, kept)}")
+    saved = report.save(args.name or f"agent-{args.model}", settings, lines, kept)
+    print(f"\nraw samples: {saved}")
+    try:
+        print("plots: " + ", ".join(p.name for p in plot(saved)))
+    except ImportError:
+        print("no plots: matplotlib is not installed (the `bench` extra has it)")
     return 0
 
 

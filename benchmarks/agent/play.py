@@ -33,7 +33,8 @@ class Run:
     wall_s: float = 0.0
     """Of the requests alone, pauses and restarts left out."""
     cpu_s: float = 0.0
-    """Processor time of the server from its first request on: what a busy machine does not change."""
+    """Processor time of the server from its first request on, looks at its memory left out: what a busy
+    machine does not change."""
     restart_s: float = 0.0
 
     @property
@@ -59,7 +60,7 @@ def play(workload: Workload, sizes: Sizes, server: Server, pace: float = 0.01) -
             try:
                 step = script.send(answers)
             except StopIteration:
-                run.cpu_s = server.cpu_s() - cpu_before_s
+                run.cpu_s += server.cpu_s() - cpu_before_s
                 return run
 
 
@@ -80,7 +81,9 @@ def _send(asks: tuple[Ask, ...], server: Server, run: Run, pool: ThreadPoolExecu
         answers.append(np.array(sample.answer, np.int32))
         run.trace.append(Played(prompt, answers[-1]))
     run.samples += samples
+    before_s = server.cpu_s()
     run.memory.append(server.memory())
+    run.cpu_s -= server.cpu_s() - before_s
     return answers
 
 
