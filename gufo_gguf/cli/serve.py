@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
+
+import typer
 
 from gufo_gguf.cli.console import loading_bar
 from gufo_gguf.cli.flags import (
@@ -28,6 +31,7 @@ from gufo_gguf.cli.flags import (
     sampling,
     with_model,
 )
+from gufo_gguf.engine.ablation import Ablation
 from gufo_gguf.engine.flags import engine_options
 from gufo_gguf.engine.types import SamplingParams
 from gufo_gguf.server.run import bind
@@ -79,6 +83,7 @@ def serve(
     ] = "auto",
     reasoning: Reasoning = "auto",
     verbose: Annotated[bool, option("--verbose", "-v", help="Log more.", panel=_HTTP)] = False,
+    without: Annotated[list[str] | None, typer.Option("--without", hidden=True)] = None,
 ) -> None:
     """Serve a model over HTTP: OpenAI's, Anthropic's and llama-server's APIs."""
     _set_up_logging(verbose)
@@ -102,9 +107,10 @@ def serve(
         # imported late: --help and a wrong flag need no native library
         from gufo_gguf.engine.engine import Engine
 
+        options = replace(engine_options(**chosen.flags), ablation=Ablation.named(without or ()))
         bar, on_progress = loading_bar(path.name)
         with bar:
-            engine = Engine.load(path, engine_options(**chosen.flags), on_progress)
+            engine = Engine.load(path, options, on_progress)
     except BaseException:
         sock.close()
         raise

@@ -27,6 +27,7 @@ from gufo_gguf.cache.index import join_scope
 from gufo_gguf.cache.manager import CacheManager
 from gufo_gguf.cache.types import CacheLimits, Lookup, PromptView, StateShape, Tokens
 from gufo_gguf.core.errors import ConfigError, ContextLengthExceeded, GufoError, Overloaded, RequestError, StoreError
+from gufo_gguf.engine.ablation import Ablation
 from gufo_gguf.engine.bridge import Owner
 from gufo_gguf.engine.budget import automatic_ram_bytes, fit_table
 from gufo_gguf.engine.disk_tier import DiskTier
@@ -37,7 +38,7 @@ from gufo_gguf.engine.job import Job, Phase
 from gufo_gguf.engine.pool import BufferPool
 from gufo_gguf.engine.prefetch import Prefetched, prefetch
 from gufo_gguf.engine.request_sampler import RequestSampler
-from gufo_gguf.engine.scheduler import Scheduler
+from gufo_gguf.engine.scheduler import SHARED_PREFIX_MIN, Scheduler
 from gufo_gguf.engine.stream import Stream
 from gufo_gguf.engine.types import GenerateRequest
 from gufo_gguf.store.disk import DiskStore
@@ -68,6 +69,8 @@ class EngineOptions:
     max_queue: int = 64
     alias: str | None = None
     chunk_rows: int = 256
+    ablation: Ablation = field(default_factory=Ablation)
+    """Parts of the cache left out; for benchmarks."""
 
 
 class Engine:
@@ -98,7 +101,7 @@ class Engine:
             logits_bytes=4 * backend.info.n_vocab,
             chunk_rows=options.chunk_rows,
         )
-        limits = CacheLimits(ram_bytes=self.ram_bytes, chunk_rows=options.chunk_rows)
+        limits = options.ablation.limits(CacheLimits(ram_bytes=self.ram_bytes, chunk_rows=options.chunk_rows))
         self._events = EventLog(sinks=self._sinks(options.cache_log))
         self._manager = CacheManager(
             shape,
@@ -111,6 +114,7 @@ class Engine:
         )
         self._pool = BufferPool(backend.alloc, max(self.ram_bytes, 1 << 20) * 9 // 8)
         self._executor = Executor(backend, self._manager, self._pool)
+        self._executor.eager_copies = options.ablation.eager_copies
         self._scheduler = Scheduler(
             backend,
             self._manager,
@@ -119,6 +123,7 @@ class Engine:
             self._text_for,
             self.vocab.is_eog,
             prefill_chunk=options.prefill_chunk,
+            shared_prefix_min=options.ablation.shared_prefix_min(SHARED_PREFIX_MIN),
         )
         self._shape = shape
         self._jobs: dict[str, Job] = {}
@@ -225,7 +230,8 @@ class Engine:
         """The request's prompt as the cache sees it."""
         scope = join_scope(self.info.identity, request.scope)
         use = request.cache_prompt and self.options.cache
-        return PromptView(scope, request.tokens, request.stable, request.inputs, read=use, write=use)
+        stable = self.options.ablation.stable(request.stable)
+        return PromptView(scope, request.tokens, stable, request.inputs, read=use, write=use)
 
     # -- what is going on ------------------------------------------------------------------------
     def cache_status(self) -> dict[str, Any]:
