@@ -194,19 +194,27 @@ def _counts(item: Item, tier: Tier) -> bool:
     return item.entry.lasting and item.entry.key[0] is tier
 
 
-def family_of_newcomer(tree: TokenTree, found: dict[Key, Relation], tokens: Tokens, tier: Tier) -> Hashable:
-    """The family that a checkpoint of these tokens would join, None when it would start one.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a checkpoint that is to be made would stand."""
 
-    ``found``: ``relations(tree, tier)``.
-    """
+    family: Hashable = None
+    """The family it would join; None: it would start one."""
+    covers: Key | None = None
+    """The checkpoint that would be covered by it and is covered by nothing yet."""
+
+
+def place_of(tree: TokenTree, found: dict[Key, Relation], tokens: Tokens, tier: Tier, *, anchor: bool) -> Place:
+    """The place of a newcomer with these tokens.  ``found``: ``relations(tree, tier)``."""
     track, depth = tree.match(tokens)[-1]
     above = _deepest_above(track, depth, tier)
     if above is None:
-        return None
+        return Place()
     home, entry = above
     if found[entry.key].branch_point:
-        return None
+        return Place()
     below = _first_below(home, entry.n_tokens, tier)
-    if below is None or depth == len(tokens):
-        return found[entry.key].family
-    return None
+    if below is not None and depth < len(tokens):
+        return Place()
+    covers = below is None and entry.n_tokens < len(tokens) and (anchor or not entry.anchor)
+    return Place(found[entry.key].family, entry.key if covers else None)

@@ -126,7 +126,7 @@ class Captures:
             slot.scope,
             slot.history.view(n),
             marks_before(slot.inputs, n),
-            lasting=bool(slot.stable) and n == slot.stable[0],
+            lasting=slot.at_anchor_boundary,
             parts=parts,
         )
         return ticket
@@ -167,10 +167,15 @@ class Captures:
     def _make_room(self, need_bytes: int, slot: Slot, *, optional: bool) -> Reservation | None:
         """A reservation, after evicting what the plan says; None (and nothing evicted) if that is not enough."""
         t = self._t
-        reservation = self._reserve(need_bytes)
+        ahead_bytes = self._ahead_bytes(slot) if optional else 0
+        reservation = self._reserve(need_bytes) if need_bytes + ahead_bytes <= t.ledger.free_bytes else None
         if reservation is not None:
             return reservation
-        family = t.index.family_of(slot.scope, slot.history.view(), marks_before(slot.inputs, slot.n_tokens))
+        marks = marks_before(slot.inputs, slot.n_tokens)
+        place = t.index.place_of(slot.scope, slot.history.view(), marks, anchor=slot.at_anchor_boundary)
+        covered = None if place.covers is None else t.checkpoints.get(CheckpointId(place.covers[1]))
+        # one of this very request was not made to be given up a moment later
+        covers = covered.id if covered is not None and covered.n_tokens not in slot.required else None
 
         def ranked() -> list[tuple[CheckpointId, str]]:
             victims = rank_victims(
@@ -178,14 +183,17 @@ class Captures:
                 t.checkpoints.admitted_bytes,
                 t.ledger.budget_bytes,
                 optional=optional,
-                newcomer_family=family,
+                newcomer_family=place.family,
+                covers=covers,
+                thrashing=t.thrash.on,
                 limits=t.limits,
             )
             return [(v.id, v.reason) for v in victims]
 
         order = ranked()
         over = len(t.checkpoints) + len(self.open) + 1 - t.limits.max_checkpoints
-        if len(order) < over or not t.checkpoints.frees([v for v, _ in order], need_bytes - t.ledger.free_bytes):
+        wanted_bytes = need_bytes + ahead_bytes - t.ledger.free_bytes
+        if len(order) < over or not t.checkpoints.frees([v for v, _ in order], wanted_bytes):
             return None
         # One removal changes what is covered or a last copy, so ask again after each; but stay
         # within the set that was found sufficient, or the last step could fall short.
@@ -197,6 +205,18 @@ class Captures:
             reservation = self._reserve(need_bytes)
             order = ranked() if reservation is None else []
         return reservation
+
+    def _ahead_bytes(self, slot: Slot) -> int:
+        """What the required captures that this request still plans will need, at most.
+
+        An optional capture that takes this room makes them evict what it was not allowed to evict.
+        """
+        shape, ahead = self._t.shape, [b for b in slot.required if b > slot.n_tokens]
+        if not ahead:
+            return 0
+        own_bytes = shape.private_bytes + shape.logits_bytes + (shape.chunk_rows - 1) * shape.row_bytes
+        new_chunks = self._t.full_chunks(ahead[-1]) - self._t.full_chunks(slot.n_tokens)
+        return len(ahead) * own_bytes + new_chunks * self._t.chunks.chunk_bytes
 
     def _reserve(self, need_bytes: int) -> Reservation | None:
         if len(self._t.checkpoints) + len(self.open) >= self._t.limits.max_checkpoints:

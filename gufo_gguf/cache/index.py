@@ -20,7 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterator
 
-from gufo_gguf.cache.branches import Relation, family_of_newcomer, parent_of, relation_of, relations
+from gufo_gguf.cache.branches import Place, Relation, parent_of, place_of, relation_of, relations
 from gufo_gguf.cache.cuts import cuts
 from gufo_gguf.cache.ghosts import Ghosts
 from gufo_gguf.cache.inputs import InputIds, blanked, is_input
@@ -197,13 +197,21 @@ class PrefixIndex:
         """All of the above at once."""
         return self.relations(self._scopes[key], key[0])[key]
 
-    def family_of(self, scope: str, tokens: Tokens, inputs: tuple[InputMark, ...] = ()) -> Hashable:
-        """The family a RAM checkpoint with these tokens would join; None when it would start one."""
+    def place_of(
+        self, scope: str, tokens: Tokens, inputs: tuple[InputMark, ...] = (), *, anchor: bool = False
+    ) -> Place:
+        """Where a RAM checkpoint with these tokens would stand among the others."""
         tree = self._trees.get(scope)
         if tree is None:
-            return None
+            return Place()
         sought = self._inputs.sought(tokens, inputs)
-        return family_of_newcomer(tree, self.relations(scope, Tier.RAM), sought, Tier.RAM)
+        return place_of(tree, self.relations(scope, Tier.RAM), sought, Tier.RAM, anchor=anchor)
+
+    def lost(self, prompt: PromptView) -> int:
+        """Tokens of the deepest state of this prompt that was evicted and has not come back; 0: none."""
+        tokens = blanked(prompt.tokens, prompt.inputs)
+        found = self._ghosts.deepest(prompt.scope, tokens, prompt.inputs, len(tokens))
+        return found[0] if found is not None and found[1] is MissReason.EVICTED else 0
 
     def check(self) -> list[str]:
         """Recount everything; an empty list means consistent."""

@@ -150,6 +150,7 @@ class CacheManager:
             grid_budget=grid_allowance(self.shape, self.limits, len(prompt.tokens)),
             rows_only=self.shape.rows_only,
         )
+        slot.required = tuple(point.boundary for point in points if point.required)
         self.log.emit(
             EventKind.PLAN,
             boundary=slot.n_tokens,

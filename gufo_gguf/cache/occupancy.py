@@ -82,6 +82,8 @@ class Occupancy:
         inherits = () if source is None else source.parts.chunks[: t.full_chunks(choice.n_reused)]
         self.pending[slot.index] = Pending(admission, prompt, source, choice.sources, held, inherits)
         self._event_lookup(choice, lookup)
+        if prompt.read:
+            t.thrash.note(lost=t.index.lost(prompt) - choice.n_reused >= t.limits.learned_min)
         return admission
 
     def ready(self, admission: Admission) -> bool:
@@ -254,4 +256,5 @@ def _admission(choice: Choice, lease: Lease, preserve: tuple[RowCopy, ...]) -> A
 def _take_over(slot: Slot, prompt: PromptView) -> None:
     """From here on the slot computes for this prompt."""
     slot.scope, slot.inputs, slot.stable, slot.write = prompt.scope, prompt.inputs, prompt.stable, prompt.write
+    slot.required = ()
     slot.state = SlotState.RUNNING

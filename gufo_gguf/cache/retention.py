@@ -16,6 +16,12 @@ oldest id; so the order is total and equal inputs give equal lists.  Use of a ch
 everything it extends.  A branch point takes the highest class found below it, so it outlives the
 leaves of all its branches.
 
+Thrashing turns the last rule round.  Conversations that take turns, one more of them than fit, lose
+every one of their last copies under LRU, each just before it would have been used; giving up the most
+recently used one again and again loses one of them and keeps the others.  So while requests keep
+coming back to states that were evicted (``Thrash``), idle and reused are one class, *cycled*, whose
+leaves go most recently used first.
+
 The loop that evicts is the manager's: it takes the first victim and asks again if still short,
 because one removal changes what is covered, a branch point or the last copy.
 
@@ -25,8 +31,9 @@ say why), and idleness by wall clock (a machine that slept did not turn over its
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from gufo_gguf.cache.types import CacheLimits, CheckpointId, Origin
@@ -40,6 +47,25 @@ class Rank(IntEnum):
     NEAR_DUPLICATE = 2
     IDLE = 3
     REUSED = 4
+    CYCLED = 5
+    """Idle and reused alike, while requests come back to what was evicted."""
+
+
+class Thrash:
+    """Did one of the last requests come back to a state that was evicted?"""
+
+    WINDOW = 12
+
+    def __init__(self) -> None:
+        self._signs: deque[bool] = deque(maxlen=self.WINDOW)
+
+    def note(self, *, lost: bool) -> None:
+        """A request started; ``lost``: an evicted state would have served it much better."""
+        self._signs.append(lost)
+
+    @property
+    def on(self) -> bool:
+        return any(self._signs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +112,20 @@ def victims_order(
     *,
     optional: bool,
     newcomer_family: Hashable,
+    covers: CheckpointId | None = None,
+    thrashing: bool = False,
     limits: CacheLimits | None = None,
 ) -> list[CheckpointId]:
     """All possible victims, first to go first; see ``rank_victims``."""
     ranked = rank_victims(
-        records, admitted_bytes, budget, optional=optional, newcomer_family=newcomer_family, limits=limits
+        records,
+        admitted_bytes,
+        budget,
+        optional=optional,
+        newcomer_family=newcomer_family,
+        covers=covers,
+        thrashing=thrashing,
+        limits=limits,
     )
     return [v.id for v in ranked]
 
@@ -102,6 +137,8 @@ def rank_victims(
     *,
     optional: bool,
     newcomer_family: Hashable,
+    covers: CheckpointId | None = None,
+    thrashing: bool = False,
     limits: CacheLimits | None = None,
 ) -> list[Victim]:
     """All possible victims with the class that condemns them, first to go first.
@@ -109,9 +146,11 @@ def rank_victims(
     ``admitted_bytes``: running total of unique bytes ever admitted.  ``budget``: bytes that make a
     turnover.  ``optional``: room is wanted for a capture that is not required; the last useful copy
     of every family but ``newcomer_family`` is then left out.  Pinned records are always left out.
+    ``covers``: what the newcomer will cover; it counts as covered already, and goes last of its class.
     """
     rules = limits or CacheLimits(ram_bytes=budget)
-    ordered = _order(list(records), admitted_bytes, budget, rules)
+    known = [replace(r, covered=True) if r.id == covers else r for r in records]
+    ordered = _order(known, admitted_bytes, budget, rules, covers, thrashing=thrashing)
     spared: set[CheckpointId] = set()
     if optional:
         last: dict[Hashable, CheckpointId] = {}
@@ -133,7 +172,13 @@ class _Branch:
 
 
 def _order(
-    records: Sequence[RetentionRecord], admitted_bytes: int, budget: int, limits: CacheLimits
+    records: Sequence[RetentionRecord],
+    admitted_bytes: int,
+    budget: int,
+    limits: CacheLimits,
+    covers: CheckpointId | None,
+    *,
+    thrashing: bool,
 ) -> list[tuple[RetentionRecord, Rank]]:
     if limits.plain_lru:
         return [(r, Rank.IDLE) for r in sorted(records, key=lambda r: (r.last_use_seq, r.id))]
@@ -147,6 +192,8 @@ def _order(
         idle = admitted_bytes - mine.admitted_bytes_at_last_use >= budget
         gain = record.n_tokens - parent.n_tokens if parent is not None else None
         own = rank_of(record, idle=idle, gain=gain, limits=limits)
+        if thrashing and own > Rank.NEAR_DUPLICATE:
+            own = Rank.CYCLED
         ranks[record.id] = max(own, mine.rank) if record.branch_point else own
         if parent is not None:
             above = branches[parent.id]
@@ -155,10 +202,14 @@ def _order(
             above.reuses = max(above.reuses, mine.reuses)
             above.rank = max(above.rank, mine.rank, ranks[record.id])
 
-    def key(record: RetentionRecord) -> tuple[Rank, bool, bool, int, int, CheckpointId]:
-        mine = branches[record.id]
-        last = record.branch_point or not record.covered
-        return (ranks[record.id], last, mine.reuses > 0, mine.last_use_seq, -record.n_tokens, record.id)
+    def key(record: RetentionRecord) -> tuple[Rank, bool, int, int, int, CheckpointId]:
+        # covered only by what is not there yet: the last of its class, behind everything covered for long
+        mine, rank = branches[record.id], ranks[record.id]
+        last = record.branch_point or not record.covered or record.id == covers
+        if rank is Rank.CYCLED and last:
+            kept_by = 2 * record.branch_point + (mine.reuses > 0)
+            return (rank, last, kept_by, -mine.last_use_seq, -record.n_tokens, record.id)
+        return (rank, last, mine.reuses > 0, mine.last_use_seq, -record.n_tokens, record.id)
 
     return [(r, ranks[r.id]) for r in sorted(records, key=key)]
 

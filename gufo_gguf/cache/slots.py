@@ -71,6 +71,8 @@ class Slot:
     inputs: tuple[InputMark, ...] = ()
     stable: tuple[int, ...] = ()
     """Stable boundaries of the request that runs, or ran last."""
+    required: tuple[int, ...] = ()
+    """Boundaries at which the running request must leave a checkpoint, ascending."""
     write: bool = True
     """May leave state behind: checkpoints, and a live frontier on release."""
     indexed: bool = False
@@ -95,13 +97,18 @@ class Slot:
         """The checkpoint whose state the slot holds exactly now."""
         return self.anchor if self.anchor is not None and self.anchor_tokens == self.n_tokens else None
 
+    @property
+    def at_anchor_boundary(self) -> bool:
+        """Does the slot stand at the boundary that outlasts its request's turn?"""
+        return bool(self.stable) and self.n_tokens == self.stable[0]
+
     def set_anchor(self, checkpoint: CheckpointId | None, n_tokens: int) -> None:
         self.anchor, self.anchor_tokens = checkpoint, n_tokens if checkpoint is not None else 0
 
     def empty(self) -> None:
         """Forget the content; rows and index are the caller's business."""
         self.history = History()
-        self.scope, self.inputs, self.stable, self.write = "", (), (), True
+        self.scope, self.inputs, self.stable, self.required, self.write = "", (), (), (), True
         self.set_anchor(None, 0)
 
 

@@ -14,6 +14,7 @@ from gufo_gguf.cache.chunks import ChunkTable
 from gufo_gguf.cache.events import EventLog
 from gufo_gguf.cache.index import PrefixIndex
 from gufo_gguf.cache.ledger import Ledger
+from gufo_gguf.cache.retention import Thrash
 from gufo_gguf.cache.slots import SlotTable
 from gufo_gguf.cache.types import CacheLimits, StateShape
 
@@ -32,6 +33,7 @@ class Tables:
         self.slots = SlotTable(n_slots)
         self.chunks = ChunkTable(n_slots, shape.chunk_rows, shape.chunk_bytes, self.ledger, self.buffers)
         self.index = PrefixIndex(rows_only=shape.rows_only)
+        self.thrash = Thrash()
         self.durable: Durable | None = None
         """Entries of the disk tier; None without one."""
         self.checkpoints = CheckpointTable(shape, self.ledger, self.buffers, self.chunks, self.index, log)

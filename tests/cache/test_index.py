@@ -323,10 +323,10 @@ def test_a_shared_system_prompt_makes_families() -> None:
     assert len(families) == 8 and index.family(key[1]) not in families
     # A newcomer that goes on where conversation 1 stands joins it; one that leaves the boundary is new.
     grown = np.concatenate([system, run(5000, first=100_000)])
-    assert index.family_of("m", grown) == index.family(key[2])
-    assert index.family_of("m", np.concatenate([system, run(10, first=77)])) is None
-    assert index.family_of("m", np.concatenate([system[:5000], run(10, first=77)])) is None
-    assert index.family_of("m", system[:5000]) == index.family(key[0])
+    assert index.place_of("m", grown).family == index.family(key[2])
+    assert index.place_of("m", np.concatenate([system, run(10, first=77)])).family is None
+    assert index.place_of("m", np.concatenate([system[:5000], run(10, first=77)])).family is None
+    assert index.place_of("m", system[:5000]).family == index.family(key[0])
 
 
 def test_an_anchor_is_not_covered_by_its_own_turn() -> None:

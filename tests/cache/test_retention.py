@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gufo_gguf.cache.index import Entry, PrefixIndex
-from gufo_gguf.cache.retention import Rank, RetentionRecord, Victim, rank_victims, victims_order
+from gufo_gguf.cache.retention import Rank, RetentionRecord, Thrash, Victim, rank_victims, victims_order
 from gufo_gguf.cache.types import CacheLimits, CheckpointId, Origin, Tier
 
 ROW = 27_460
@@ -261,6 +261,49 @@ def test_order_of_any_forest(records: list[RetentionRecord], admitted: int, opti
             above = by_id[int(above.parent)] if above.parent is not None else None
 
 
+# -- what the newcomer covers, and thrashing -------------------------------------------------------
+def test_what_the_newcomer_covers_goes_before_another_conversations_last_copy() -> None:
+    """The last turn of its own conversation, but behind what has been superseded for longer."""
+    other = record(1, last_use_seq=1, family="other")
+    older = record(2, n_tokens=40_000, last_use_seq=5, family="own", covered=True)
+    turn = record(3, n_tokens=50_000, last_use_seq=6, family="own", parent=CheckpointId(2))
+    assert order([other, older, turn], newcomer_family="own") == [2, 1, 3]
+    assert order([other, older, turn], newcomer_family="own", covers=CheckpointId(3)) == [2, 3, 1]
+
+
+def test_what_the_newcomer_covers_is_kept_while_two_branches_part_there() -> None:
+    trunk = record(1, n_tokens=9_000, branch_point=True, family="trunk")
+    branch = record(2, n_tokens=30_000, family="a", parent=CheckpointId(1))
+    assert order([trunk, branch], covers=CheckpointId(1)) == [2, 1]
+
+
+def test_while_thrashing_the_latest_of_the_reused_goes_first_and_branch_points_last() -> None:
+    new = {"admitted_bytes_at_last_use": BUDGET, "reuses": 1}
+    old = {"admitted_bytes_at_last_use": 0, "reuses": 1}
+    trunk = record(1, n_tokens=9_000, branch_point=True, last_use_seq=50, **new)
+    leaves = [record(n, last_use_seq=n, parent=CheckpointId(1), **(old if n < 4 else new)) for n in range(2, 6)]
+    once = record(6, last_use_seq=60, admitted_bytes_at_last_use=BUDGET)
+    retry = record(7, origin=Origin.RETRY, last_use_seq=70)
+    calm = order([trunk, *leaves, once, retry], admitted_bytes=BUDGET)
+    assert calm == [7, 2, 3, 6, 4, 5, 1]
+    thrashing = order([trunk, *leaves, once, retry], admitted_bytes=BUDGET, thrashing=True)
+    assert thrashing == [7, 6, 5, 4, 3, 2, 1], "one that never came back before all that did"
+    ranked = rank_victims([*leaves], BUDGET, BUDGET, optional=False, newcomer_family=None, thrashing=True)
+    assert {v.reason for v in ranked} == {"cycled"}
+
+
+def test_a_sign_of_thrashing_lasts_for_a_window_of_requests() -> None:
+    thrash = Thrash()
+    assert not thrash.on
+    thrash.note(lost=True)
+    for _ in range(Thrash.WINDOW - 1):
+        assert thrash.on
+        thrash.note(lost=False)
+    assert thrash.on
+    thrash.note(lost=False)
+    assert not thrash.on
+
+
 # -- with the index --------------------------------------------------------------------------------
 class Shelf:
     """Checkpoints by count under the real index and the real order: the loop the manager runs."""
@@ -291,7 +334,7 @@ class Shelf:
         self.seq += 1
         history = np.asarray(tokens, dtype=np.int32)
         while len(self.kept) >= self.room:
-            family = self.index.family_of("m", history)
+            family = self.index.place_of("m", history).family
             victim = victims_order(
                 self.records(), self.seq, self.room, optional=False, newcomer_family=family, limits=CacheLimits(1)
             )[0]

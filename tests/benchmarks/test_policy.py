@@ -1,0 +1,33 @@
+"""What the cache prefills on an agent's day against what any history could have given: exact token counts.
+
+Bounds are a little above what was reached, so that a change of policy that loses tokens is seen here
+first.  Why (c) stays above 1.15 is told in docs/decisions.md.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.agent.oracle import common_prefix
+from benchmarks.agent.simulated import SHAPES, Options, simulate
+from benchmarks.agent.trace import Sizes
+from benchmarks.agent.workloads import by_name
+
+BOUNDS = {
+    "agent": (1.01, 1.01),
+    "subagents": (1.11, 1.22),
+    "rotating": (1.25, 1.95),
+    "edits": (1.03, 1.10),
+    "side": (1.06, 1.06),
+    "compaction": (1.09, 1.09),
+    "starts": (1.01, 1.01),
+}
+
+
+@pytest.mark.parametrize("shape", ["tiny", "flash-next"])
+@pytest.mark.parametrize("name", BOUNDS)
+def test_prefilled_tokens_stay_near_the_common_prefix(name: str, shape: str) -> None:
+    run, _ = simulate(by_name(name)[0], Sizes(1.0), Options(SHAPES[shape]))
+    prefilled = sum(sample.n_prefilled for sample in run.samples)
+    ratio = prefilled / sum(common_prefix(run.trace))
+    assert ratio <= BOUNDS[name][shape == "flash-next"], ratio
