@@ -134,6 +134,18 @@ _ENGINE: dict[str, tuple[str, Any]] = {
             size("--cache-disk-staging-bytes", help="Buffer for reading and writing it.", show_default="1M"),
         ],
     ),
+    "cache_disk_spacing": (
+        "cache_disk_spacing",
+        Annotated[
+            int,
+            option(
+                "--cache-disk-spacing",
+                min=1,
+                help="Tokens between checkpoints of a conversation that are written at once.",
+                panel=CACHE,
+            ),
+        ],
+    ),
     "cache_log": (
         "cache_log",
         Annotated[

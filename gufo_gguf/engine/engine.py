@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from gufo_gguf.cache.manager import CacheManager
 from gufo_gguf.cache.types import CacheLimits, Lookup, PromptView, StateShape, Tokens
 from gufo_gguf.core.errors import ConfigError, ContextLengthExceeded, GufoError, Overloaded, RequestError, StoreError
 from gufo_gguf.engine.ablation import Ablation
+from gufo_gguf.engine.background import Background
 from gufo_gguf.engine.bridge import Owner
 from gufo_gguf.engine.budget import automatic_ram_bytes, fit_table
 from gufo_gguf.engine.disk_tier import DiskTier
@@ -45,8 +47,6 @@ from gufo_gguf.store.disk import DiskStore
 
 log = logging.getLogger("gufo.engine")
 
-_SPILL_ROWS = 256
-_PREPARE_STEP = 128 << 20
 _PINNED_FIRST = 2 << 30
 
 
@@ -65,6 +65,9 @@ class EngineOptions:
     """Folder of the disk tier; None = no disk tier."""
     cache_disk_bytes: int = 8 << 30
     cache_disk_staging_bytes: int = 1 << 20
+    cache_disk_spacing: int = 2048
+    """Tokens between the prompt checkpoints of one history that go to disk at once; what lies closer is
+    written when the engine has been idle for a while, and when it closes."""
     prefill_chunk: int = 512
     max_queue: int = 64
     alias: str | None = None
@@ -129,11 +132,12 @@ class Engine:
         self._jobs: dict[str, Job] = {}
         self._closed = False
         self._quiet = threading.Event()
-        self._owner = Owner(self._step, self._idle_step, self._scheduler.fail_all)
+        self._background = Background(self._executor, self._manager, self._pool, time.monotonic)
+        self._owner = Owner(self._step, self._idle_step, self._scheduler.fail_all, self._background.wait_s)
         self._disk = self._open_disk() if enabled and options.cache_disk is not None else None
         if backend.pinned:  # pinning stalls a device: the first 2 GiB before it works, then in steps
             first = min(_PINNED_FIRST, self.ram_bytes // 2)
-            while self._pool.held_bytes < first and self._prepare(first // max(1, shape.chunk_bytes)):
+            while self._pool.held_bytes < first and self._background.prepare_memory(first // max(1, shape.chunk_bytes)):
                 pass
         self._owner.start()
 
@@ -291,29 +295,12 @@ class Engine:
     def _step(self) -> bool:
         if not self._scheduler.idle():
             self._quiet.clear()
+            self._background.between_passes()
         return self._scheduler.step()
 
     def _idle_step(self) -> bool:
         self._quiet.set()
-        try:
-            if self._executor.spill(_SPILL_ROWS) or self._executor.prepare_write(_SPILL_ROWS):
-                return True
-            return self._prepare(self._manager.stats().chunks_borrowed)
-        except MemoryError as error:  # nothing is lost: what needs memory later asks again
-            log.warning("no memory to prepare for the cache: %s", error)
-            return False
-        except (GufoError, OSError, ValueError) as error:
-            log.error("background work of the cache failed, the cache is off from now on: %s", error)
-            self._manager.latch(f"background work failed: {error}")
-            return False
-
-    def _prepare(self, n_chunks: int) -> bool:
-        """Have memory ready for what is lent by slots now, and for a few captures more."""
-        shape = self._shape
-        if self.ram_bytes == 0:
-            return False
-        spare = {shape.private_bytes: 2, shape.chunk_bytes: n_chunks + 4}
-        return self._pool.prepare({n: k for n, k in spare.items() if n > 0}, _PREPARE_STEP) > 0
+        return self._background.idle_step()
 
     def _cache_status(self) -> dict[str, Any]:
         from dataclasses import asdict
@@ -370,7 +357,7 @@ class Engine:
                 self._pool,
                 {"model": self.model_id, "arch": self.info.arch, "memory": self.info.memory},
                 self._owner.post,
-                spacing=self._manager.limits.disk_spacing,
+                spacing=options.cache_disk_spacing,
                 staging_bytes=options.cache_disk_staging_bytes,
                 queue_bytes=max(self.ram_bytes // 2, 64 << 20),
             )
@@ -388,9 +375,8 @@ class Engine:
 
     def _queue_newest(self) -> None:
         assert self._disk is not None
-        self._disk.want_newest()
-        while self._executor.prepare_write(1 << 20):
-            pass
+        while self._executor.prepare_write(1 << 20) or self._disk.holds_back:
+            self._disk.want_newest()
 
     # -- parts -----------------------------------------------------------------------------------
     def _text_for(self, request: GenerateRequest) -> Detokenizer:
@@ -409,6 +395,7 @@ class Engine:
             file = self._log_file = _open_log(path)
         except OSError as error:
             raise ConfigError(f"--cache-log {path}: {error.strerror}; choose a writable file") from error
+
         def write(event: Any) -> None:
             file.write(encode(event) + "\n")
 

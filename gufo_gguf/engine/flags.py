@@ -59,6 +59,8 @@ class EngineFlags(TypedDict, total=False):
     """Folder for checkpoints that outlive the process."""
     cache_disk_bytes: int
     cache_disk_staging_bytes: int
+    cache_disk_spacing: int
+    """Tokens between checkpoints of one conversation that are written at once."""
     cache_log: str | Path | None
     """File that every decision of the cache is appended to."""
 
@@ -82,6 +84,7 @@ DEFAULTS: EngineFlags = {
     "cache_disk": None,
     "cache_disk_bytes": 8 << 30,
     "cache_disk_staging_bytes": 1 << 20,
+    "cache_disk_spacing": 2048,
     "cache_log": None,
 }
 
@@ -132,6 +135,7 @@ def engine_options(**flags: Unpack[EngineFlags]) -> EngineOptions:
         cache_disk=_path(full["cache_disk"]),
         cache_disk_bytes=full["cache_disk_bytes"],
         cache_disk_staging_bytes=full["cache_disk_staging_bytes"],
+        cache_disk_spacing=full["cache_disk_spacing"],
         prefill_chunk=full["prefill_chunk"],
         max_queue=full["max_queue"],
         alias=full["alias"],
