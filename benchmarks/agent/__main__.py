@@ -38,13 +38,13 @@ def setup_of(workload: Workload, sizes: Sizes, model: Path, state: State, n_thre
 
 def make_server(name: str, setup: Setup) -> Server:
     """A server by the name of its row, or a URL."""
-    if name == "gufo":
-        return Gufo(setup)
+    if name == "gufo" or name.startswith("gufo-"):
+        return Gufo(setup, name.removeprefix("gufo").removeprefix("-"))
     if name in ("llama", "llama-best"):
         return Llama(setup, find_program("llama-server"), best=name == "llama-best")
     if name.startswith("http"):
         return Url(name)
-    raise ValueError(f"no server {name!r}: gufo, llama, llama-best, or a URL")
+    raise ValueError(f"no server {name!r}: gufo, gufo-PART, llama, llama-best, or a URL")
 
 
 def one_workload(

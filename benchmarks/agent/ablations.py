@@ -7,7 +7,8 @@ token, and takes minutes.  Per workload: prefilled tokens over those of the whol
 not about tokens and have columns of their own: whole copies (what the retained set would take without
 shared chunks, computed at every moment, largest ratio), and eager copies (row bytes copied while a
 request runs, over those with borrowing).  Stable boundaries need a template and the disk needs a
-restart: their rows come from real servers (``python -m benchmarks.agent --ablate``).
+restart; they are measured on real servers: ``python -m benchmarks.agent --servers gufo,gufo-stable,gufo-disk
+--workloads thinking,restart``.
 """
 
 from __future__ import annotations

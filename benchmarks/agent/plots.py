@@ -1,6 +1,6 @@
 """PNG plots of a results file: time to first token per turn, prefilled tokens against the oracles, memory.
 
-    python -m benchmarks.agent.plots results/agent-qwen4exp.json
+python -m benchmarks.agent.plots results/agent-qwen4exp.json
 """
 
 from __future__ import annotations

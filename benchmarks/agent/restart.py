@@ -3,7 +3,9 @@
     python -m benchmarks.agent.restart [--tokens 20000] [--model NAME] [--rounds N]
 
 One conversation of N tokens; the server ends, cleanly or by SIGKILL, and starts again; the next turn
-(the answer it gave plus 50 tokens) is timed.  gufo has a cache folder.  llama-server's slot is saved
+is timed: the same history with the answer that was given, or (``changed``) with another answer of the same
+length, which is what a client sends that leaves reasoning out or renders an answer its own way; plus 50
+tokens.  gufo has a cache folder.  llama-server's slot is saved
 by a request before a clean end and restored by one after the start, as its client would have to; the
 time of that restore is given with and without.  A client cannot save before a kill.
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,6 +25,8 @@ from benchmarks.common import median, report
 from benchmarks.models import bench_model, find_program, state_of
 
 GOAL = 10.0
+HOWS = {"clean": (False, False), "clean, answer changed": (False, True), "kill -9": (True, False)}
+"""What happens -> (kill, changed)."""
 _WRITTEN_S = 60.0
 
 
@@ -43,7 +47,7 @@ def _wait_written(server: Gufo, n_tokens: int) -> None:
     raise RuntimeError(f"nothing of {n_tokens} tokens was on disk after {_WRITTEN_S:.0f} s: {disk}")
 
 
-def once(server: Gufo | Llama, n_tokens: int, seed: int, *, kill: bool) -> dict[str, float]:
+def once(server: Gufo | Llama, n_tokens: int, seed: int, *, kill: bool, changed: bool) -> dict[str, float]:
     """Times in milliseconds and the tokens prefilled, before and after."""
     text = Text(seed)
     try:
@@ -55,7 +59,8 @@ def once(server: Gufo | Llama, n_tokens: int, seed: int, *, kill: bool) -> dict[
         started = time.perf_counter()
         server.restart(kill=kill)
         restart_ms = 1e3 * (time.perf_counter() - started)
-        again = join([history, np.array(first.answer, np.int32), text.draw("new", 50)])
+        answer = text.draw("other answer", 16) if changed else np.array(first.answer, np.int32)
+        again = join([history, answer, text.draw("new", 50)])
         then = _ask(server, again, 4)
         return {
             "cold_first_ms": first.first_token_ms,
@@ -76,32 +81,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="qwen4exp")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", help=f"of: {'; '.join(HOWS)} (separated like this)")
     args = parser.parse_args(arguments)
     model = bench_model(args.model)
     state = state_of(model)
     setup = Setup(model, args.tokens + 512, 1, args.threads, 4 * state.whole(args.tokens), disk=True)
     program = find_program("llama-server")
-    cases = {
-        "gufo, clean": (lambda: Gufo(setup), False),
-        "llama-best, clean": (lambda: Llama(setup, program, best=True), False),
-        "gufo, kill -9": (lambda: Gufo(setup), True),
-        "llama-best, kill -9": (lambda: Llama(setup, program, best=True), True),
+    servers: dict[str, Callable[[], Gufo | Llama]] = {
+        "gufo": lambda: Gufo(setup),
+        "llama-best": lambda: Llama(setup, program, best=True),
     }
-    samples: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
+    hows = [how for how in HOWS if args.only is None or how in args.only.split(";")]
+    samples: dict[str, list[dict[str, float]]] = {f"{name}, {how}": [] for how in hows for name in servers}
     for number in range(args.rounds):
-        for name, (make, kill) in cases.items():
-            samples[name].append(once(make(), args.tokens, number, kill=kill))
-            print(f"round {number + 1}: {name}", file=sys.stderr, flush=True)
+        for how in hows:
+            for name, make in servers.items():
+                kill, changed = HOWS[how]
+                samples[f"{name}, {how}"].append(once(make(), args.tokens, number, kill=kill, changed=changed))
+                print(f"round {number + 1}: {name}, {how}", file=sys.stderr, flush=True)
     lines = [f"{model.stem}, {args.tokens} tokens, {args.threads} thread(s), {args.rounds} rounds"]
     for name, got in samples.items():
         first = [s["first_ms"] for s in got]
         lines.append(
-            f"{name:<20} first token {median(first):8.1f} ms ({min(first):.1f} .. {max(first):.1f})"
+            f"{name:<32} first token {median(first):8.1f} ms ({min(first):.1f} .. {max(first):.1f})"
             f"   prefilled {got[0]['prefilled']:6.0f}   restart {median([s['restart_ms'] for s in got]):7.0f} ms"
             f"   restore by the client {median([s['client_restore_ms'] for s in got]):6.0f} ms"
             f"   cold {median([s['cold_first_ms'] for s in got]):8.0f} ms"
         )
-    for how in ("clean", "kill -9"):
+    for how in hows:
         ratios = [
             b["first_ms"] / a["first_ms"]
             for a, b in zip(samples[f"gufo, {how}"], samples[f"llama-best, {how}"], strict=True)

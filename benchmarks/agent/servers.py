@@ -1,6 +1,6 @@
 """Servers under test, each a process started and stopped here, behind one small interface.
 
-    gufo          gufo serve
+    gufo          gufo serve; gufo-grid, gufo-stable, …: with that part of the cache left out
     llama         llama-server as it comes, with the same model, threads, slots, context and RAM budget
     llama-best    the same with the flags that serve hybrid models best (LLAMA_BEST says why)
     URL           any OpenAI-compatible server; it is neither started nor restarted
@@ -194,14 +194,22 @@ class _Local:
 
 
 class Gufo(_Local):
-    name = "gufo"
+    """gufo serve; ``without``: a part of the cache that is left out (``gufo_gguf.engine.ablation``), or "disk"."""
+
+    def __init__(self, setup: Setup, without: str = "") -> None:
+        super().__init__(setup)
+        self.name = f"gufo-{without}" if without else "gufo"
+        self._without = without
 
     def command(self) -> list[str]:
         s = self.setup
         command = [sys.executable, "-m", "gufo_gguf.cli.main", "serve", str(s.model), "--port", str(self.port)]
         command += ["-c", str(s.n_ctx), "-j", str(s.n_slots), "-t", str(s.n_threads), "-ub", str(s.n_ubatch)]
         command += ["--cache-ram-bytes", str(s.ram_bytes), *s.more]
-        return command + (["--cache-disk", str(self.folder / "disk")] if s.disk else [])
+        if self._without not in ("", "disk"):
+            command += ["--without", self._without]
+        disk = s.disk and self._without != "disk"
+        return command + (["--cache-disk", str(self.folder / "disk")] if disk else [])
 
     def memory(self) -> dict[str, int]:
         status = self.http.get("/v1/cache")
