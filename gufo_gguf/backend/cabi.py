@@ -12,6 +12,8 @@ import json
 from enum import IntEnum
 from typing import Any
 
+import msgspec
+
 from gufo_gguf.core.errors import BackendError, ContextFull, RequestError, SlotNotReady, StateRejected
 
 
@@ -113,7 +115,7 @@ def call_for_text(lib: ct.CDLL, function: Any, *args: Any) -> str:
 
 
 def call_for_json(lib: ct.CDLL, function: Any, *args: Any) -> Any:
-    return json.loads(call_for_text(lib, function, *args))
+    return msgspec.json.decode(call_for_text(lib, function, *args))
 
 
 def to_json(value: object) -> bytes:

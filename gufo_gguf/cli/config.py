@@ -109,7 +109,7 @@ def keys_of(command: Any) -> dict[str, Any]:
     for parameter in command.params:
         if parameter.name == "model":
             found["model"] = parameter
-        if parameter.name in ("config", "help") or "--json" in parameter.opts:
+        if parameter.name in ("config", "help") or "--json" in parameter.opts or getattr(parameter, "hidden", False):
             continue
         for name in parameter.opts:
             if name.startswith("--"):

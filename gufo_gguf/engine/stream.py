@@ -55,14 +55,13 @@ class Stream:
         wake = asyncio.Event()
         with self._ready:
             self._loop, self._wake = asyncio.get_running_loop(), wake
-        while True:
-            with self._ready:
-                event = self._events.popleft() if self._events else None
-                if event is None:
-                    wake.clear()
-            if event is None:
-                await wake.wait()
+        while True:  # a deque needs no lock for one writer and one reader
+            if not self._events:
+                wake.clear()
+                if not self._events:  # what comes after this sets it again, in a later turn of the loop
+                    await wake.wait()
                 continue
+            event = self._events.popleft()
             yield event
             if isinstance(event, Finished):
                 return

@@ -61,6 +61,10 @@ class Died(Exception):
     """The client of this request was killed, as planned."""
 
 
+class Full(Exception):
+    """The server had no room for a stream, and said so."""
+
+
 def word(draw: random.Random) -> str:
     """A pseudo-word of the kind that the model was trained to give back."""
     return "".join(draw.choice(_CONSONANTS) + draw.choice(_VOWELS) for _ in range(3)) + draw.choice("nstk")
@@ -81,6 +85,8 @@ class Agent:
                 self.tally.counts[f"{self.name} sessions"] += 1
             except Died:
                 self.tally.counts["clients killed"] += 1
+            except Full:
+                await asyncio.sleep(0.3)
             except httpx.HTTPError as error:
                 self.tally.fail(f"{self.name}: {type(error).__name__}: {error}")
                 await asyncio.sleep(0.2)
@@ -124,8 +130,7 @@ class Agent:
         async with self.http.stream("POST", path, json={**body, "stream": True}) as stream:
             if stream.status_code == 503:
                 self.tally.counts["503"] += 1
-                await asyncio.sleep(0.3)
-                raise Died
+                raise Full
             if stream.status_code != 200:
                 self.tally.fail(f"{path}: status {stream.status_code}: {(await stream.aread())[:200]!r}")
                 raise Died
