@@ -77,6 +77,8 @@ class DiskTier:
         self._to_owner = to_owner
         self._spacing = spacing
         self._staging_bytes = staging_bytes
+        self._staging: Bytes | None = None
+        """The backend's memory (pinned, on a device) that restores stream through; made by the first."""
         self._clock = clock
         self._wanted: list[_Write] = []
         self._queued: list[_Write] = []
@@ -289,8 +291,15 @@ class DiskTier:
             kinds = frozenset((PartKind.CHUNK,))
         backend.begin_restore(slot, tokens[:n], trusted=True)
         logits = np.empty(record.private.logits.n_bytes, np.uint8)
+        if self._staging is None:
+            self._staging = backend.alloc(self._staging_bytes)
+        staging = memoryview(self._staging)
         with self._store.restore(
-            record, end_chunk=full + cut_in_chunk, kinds=kinds, staging_bytes=self._staging_bytes
+            record,
+            end_chunk=full + cut_in_chunk,
+            kinds=kinds,
+            staging_bytes=self._staging_bytes,
+            staging=staging,
         ) as pieces:
             for piece in pieces:
                 if isinstance(piece, Damage):

@@ -96,10 +96,13 @@ class DiskStore:
         kinds: frozenset[PartKind] = frozenset(PartKind),
         destination: Destination | None = None,
         staging_bytes: int = 1 << 20,
+        staging: memoryview | None = None,
         threads: int = 2,
     ) -> Restore:
         """Stream a checkpoint's parts (see ``restore_parts``), checked; pin the record meanwhile."""
         parts = restore_parts(
             self.layout, record.chunks, record.private, first_chunk=first_chunk, end_chunk=end_chunk, kinds=kinds
         )
-        return Restore(self.fs, parts, destination=destination, staging_bytes=staging_bytes, threads=threads)
+        return Restore(
+            self.fs, parts, destination=destination, staging_bytes=staging_bytes, staging=staging, threads=threads
+        )

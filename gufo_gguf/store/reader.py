@@ -104,16 +104,18 @@ class Restore:
         *,
         destination: Destination | None = None,
         staging_bytes: int = 1 << 20,
+        staging: memoryview | None = None,
         threads: int = 2,
         parts_ahead: int = 3,
     ) -> None:
-        """``staging_bytes`` bounds what is read ahead into the staging ring."""
+        """``staging_bytes`` bounds what is read ahead into the staging ring; ``staging`` is memory for it
+        (that long at least: pinned, say, where pieces go on to a device), else the ring is made here."""
         self._fs = fs
         self._parts = parts
         self._destination = destination
         self._staged_bytes = max(1, min(READ_BYTES // 2, staging_bytes // 4))
         self._n_staging = max(1, staging_bytes // self._staged_bytes)
-        self._staging = memoryview(b"")
+        self._staging = memoryview(b"") if staging is None else staging
         self._parts_ahead = max(1, parts_ahead)
         self._n_threads = max(1, threads)
         # One lock, three reasons to wait: a wake-up of the wrong thread costs as much as a read.
