@@ -211,6 +211,9 @@ class Gufo(_Local):
         disk = s.disk and self._without != "disk"
         return command + (["--cache-disk", str(self.folder / "disk")] if disk else [])
 
+    def environment(self) -> dict[str, str]:
+        return {"GUFO_CONFIG": os.devnull}  # the developer's own settings are not what is measured
+
     def memory(self) -> dict[str, int]:
         status = self.http.get("/v1/cache")
         ram = status["ram"]
