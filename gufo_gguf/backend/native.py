@@ -101,6 +101,7 @@ _ERRORS: dict[int, type[Exception]] = {
 def bindings() -> types.ModuleType:
     """llama-cpp-python's low-level module, loading our libllama."""
     env.set_bindings_library_dir(library_dir())
+    env.forbid_rocblas_atomics()
     import llama_cpp.llama_cpp as low
 
     return low

@@ -154,7 +154,9 @@ def _built(sections: dict[str, Section], threads: int) -> BuildFacts:
         has_gpu=any("GPU" in d.kind for d in found),
         chosen_threads=threads or cores,
         allowed_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or cores,
-        hip=HipFacts(kfd_problem(), env.variable("GGML_CUDA_ENABLE_UNIFIED_MEMORY")),
+        hip=HipFacts(
+            kfd_problem(), env.variable("GGML_CUDA_ENABLE_UNIFIED_MEMORY"), env.variable(env.ROCBLAS_VARIABLE)
+        ),
     )
 
 

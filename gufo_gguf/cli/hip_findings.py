@@ -20,6 +20,8 @@ class HipFacts:
     """"" = can be opened; else what is wrong with it."""
     unified_memory: str | None = None
     """GGML_CUDA_ENABLE_UNIFIED_MEMORY."""
+    rocblas_atomics: str | None = None
+    """ROCBLAS_DEFAULT_ATOMICS_MODE."""
 
 
 def kfd_problem(path: str = KFD) -> str:
@@ -42,6 +44,14 @@ def warnings(facts: HipFacts, cold_test: str, exact_test: str) -> list[tuple[str
                 f"GGML_CUDA_ENABLE_UNIFIED_MEMORY={facts.unified_memory}: any value turns managed memory on, and then "
                 "models with an indexer (Flash-Next) are reported to answer garbage on gfx1151",
                 "unset it: plain HIP allocations reach all of the GPU-visible memory",
+            )
+        )
+    if facts.rocblas_atomics not in (None, "0"):
+        found.append(
+            (
+                f"ROCBLAS_DEFAULT_ATOMICS_MODE={facts.rocblas_atomics}: rocBLAS may then sum in varying order, and two "
+                "cold runs of one prompt differ",
+                "unset it: it is 0 for this process unless you say otherwise",
             )
         )
     found.append(

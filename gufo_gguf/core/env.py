@@ -6,6 +6,8 @@
                        (macOS: ~/Library/Application Support/gufo-gguf)
     GUFO_NATIVE_DIR    folder with libgufo and libllama to load instead of the one `make` linked
     LLAMA_CPP_LIB_PATH what the llama.cpp bindings read when they are imported; we set it
+    ROCBLAS_DEFAULT_ATOMICS_MODE
+                       what rocBLAS reads before its first product; 0 unless it is set
 
 Settings of the server are flags (the command line gives each a variable as its default).  Only what
 must be known before any flag is parsed, where files lie, is here.
@@ -23,6 +25,7 @@ from pathlib import Path
 
 APP = "gufo-gguf"
 LIB_PATH_VARIABLE = "LLAMA_CPP_LIB_PATH"
+ROCBLAS_VARIABLE = "ROCBLAS_DEFAULT_ATOMICS_MODE"
 
 
 def variable(name: str, environ: Mapping[str, str] | None = None) -> str | None:
@@ -64,3 +67,12 @@ def set_bindings_library_dir(folder: Path, environ: MutableMapping[str, str] | N
     Must run before the first ``import llama_cpp`` of the process; afterwards it has no effect.
     """
     (os.environ if environ is None else environ)[LIB_PATH_VARIABLE] = str(folder)
+
+
+def forbid_rocblas_atomics(environ: MutableMapping[str, str] | None = None) -> None:
+    """Have rocBLAS sum in a fixed order, so that equal passes give equal bytes; a value that is set stays.
+
+    Its manual names products whose order varies by default.  Must run before the first product of the
+    process; without a HIP build nobody reads it.
+    """
+    (os.environ if environ is None else environ).setdefault(ROCBLAS_VARIABLE, "0")

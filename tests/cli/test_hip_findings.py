@@ -40,6 +40,12 @@ def test_the_variable_counts_as_set_whatever_its_value(value: str) -> None:
     assert len(said(HipFacts("", value))) == 3
 
 
+def test_sums_in_varying_order_are_told_when_the_user_chose_them() -> None:
+    assert said(HipFacts(rocblas_atomics="0")) == said(FINE)
+    first = said(HipFacts(rocblas_atomics="1"))[0]
+    assert "ROCBLAS_DEFAULT_ATOMICS_MODE=1" in first and "unset" in first
+
+
 def test_the_drivers_file_is_named_with_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = hip_findings.kfd_problem(str(tmp_path / "kfd"))
     assert "driver is not loaded" in missing

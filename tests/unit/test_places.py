@@ -41,6 +41,15 @@ def test_the_bindings_are_pointed_at_a_folder() -> None:
     assert environ == {"LLAMA_CPP_LIB_PATH": "/libs"}
 
 
+def test_rocblas_is_told_to_be_reproducible_unless_the_user_said_otherwise() -> None:
+    environ: dict[str, str] = {}
+    env.forbid_rocblas_atomics(environ)
+    assert environ == {"ROCBLAS_DEFAULT_ATOMICS_MODE": "0"}
+    chosen = {"ROCBLAS_DEFAULT_ATOMICS_MODE": "1"}
+    env.forbid_rocblas_atomics(chosen)
+    assert chosen == {"ROCBLAS_DEFAULT_ATOMICS_MODE": "1"}
+
+
 @pytest.fixture
 def built(tmp_path: Path) -> Path:
     folder = tmp_path / "lib-cpu-1"
