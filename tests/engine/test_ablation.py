@@ -14,7 +14,7 @@ from gufo_gguf.core.errors import ConfigError
 from gufo_gguf.engine.ablation import Ablation, Part
 
 LIMITS = CacheLimits(ram_bytes=1 << 20)
-SIZES = Sizes(0.2)
+SIZES = Sizes(0.6)
 
 
 def world(name: str, *without: Part) -> tuple[Simulation, set[str]]:
