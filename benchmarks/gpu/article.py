@@ -193,7 +193,7 @@ def _compare_with_files(
     n_bytes, started = 0, time.perf_counter()
     for path in files:
         with path.open("rb", buffering=0) as file:
-            while n := file.readinto(buffer):
+            while n := file.readinto(buffer.data):
                 n_bytes += n
     read = n_bytes / (time.perf_counter() - started)
     block = np.ones(64 << 20, np.uint8)
@@ -201,7 +201,7 @@ def _compare_with_files(
     for _ in range(4):
         summed = xxhash.xxh3_128()
         for at in range(0, block.nbytes, _READ_BYTES):
-            summed.update(block[at : at + _READ_BYTES])
+            summed.update(block[at : at + _READ_BYTES].data)
     checksum = 4 * block.nbytes / (time.perf_counter() - started)
     rate = n_restored / (end.report.restore_ms / 1e3)
     table.say(

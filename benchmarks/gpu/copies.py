@@ -23,7 +23,7 @@ class Limit:
 def plain_copy(n_bytes: int) -> Limit:
     """Pinned host memory from and to the device through torch; memcpy where there is no GPU."""
     try:
-        import torch
+        import torch  # type: ignore[import-not-found]
 
         if not torch.cuda.is_available():
             raise ImportError

@@ -131,7 +131,9 @@ class Table:
         self.lines.append(line)
         print("  ... " + line, flush=True)
 
-    def row(self, server: Server, name: str, tokens: list[int], changed: int | None = None, before_s: float = 0) -> None:
+    def row(
+        self, server: Server, name: str, tokens: list[int], changed: int | None = None, before_s: float = 0
+    ) -> None:
         """One question; ``changed``: where it differs from what was asked, ``before_s``: spent before it."""
         seconds, answer = server.ask(tokens)
         t, more = answer["timings"], ""
