@@ -19,6 +19,8 @@ from gufo_gguf.backend.libpath import POINTER
 from gufo_gguf.core import env
 from gufo_gguf.models.tiny import write_tiny
 
+os.environ.setdefault("GUFO_CONFIG", os.devnull)  # servers of tests do not read the developer's own gufo.toml
+
 TinyModel = Callable[..., Path]
 
 _GENERATOR = (

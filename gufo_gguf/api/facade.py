@@ -22,6 +22,7 @@ from gufo_gguf.cache.types import Tokens
 from gufo_gguf.core.errors import GufoError, RequestError
 from gufo_gguf.engine.engine import Engine as Core
 from gufo_gguf.engine.flags import EngineFlags, engine_options
+from gufo_gguf.engine.prefetch import Prefetched
 from gufo_gguf.engine.types import as_tokens
 from gufo_gguf.models.default import find_model
 
@@ -155,6 +156,22 @@ class Engine:
         return self.core.chat.render(chat_input(options, as_messages(messages))).prompt
 
     # -- the cache -------------------------------------------------------------------------------
+    def prefetch(self, messages: Messages, **options: Unpack[ChatOptions]) -> Prefetched:
+        """Have what a coming ``chat`` can start from in RAM, loading it from disk if it lies there.
+
+        Computes nothing; goes through an idle session.  Raises Overloaded when there is none.
+
+        >>> with Engine(MODEL, ctx_size=512) as engine:
+        ...     _ = engine.chat("Hello", max_tokens=4)
+        ...     found = engine.prefetch("Hello")
+        >>> found.boundary > 0, found.loaded_tokens
+        (True, 0)
+        """
+        check_names(options, chat=True)
+        given = chat_input(options, as_messages(messages))
+        tokens = self.prompt_tokens(self.core.chat.render(given).prompt)
+        return self.core.prefetch(request_of(options, tokens, sampling_of(options)))
+
     def cache_status(self) -> dict[str, Any]:
         """Budgets, checkpoints, chunks and tiers; sizes in bytes, boundaries in tokens."""
         return self.core.cache_status()

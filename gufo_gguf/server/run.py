@@ -90,7 +90,7 @@ class Server(uvicorn.Server):
         n = len(active)
         word = "request is" if n == 1 else "requests are"
         log.info("stopping: %s", f"{n} {word} under way and may take {seconds:.0f} s more" if n else "nothing runs")
-        seen = self._signals
+        seen = min(self._signals, 1)  # two that came before this line are two
         drain = asyncio.create_task(active.drain(seconds))
         while not drain.done():
             if self._signals > seen:

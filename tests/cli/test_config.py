@@ -30,6 +30,7 @@ def nobodys_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No file of the person who runs the tests."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home-config"))
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("GUFO_CONFIG", raising=False)
     monkeypatch.chdir(tmp_path)
 
 

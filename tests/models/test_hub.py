@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pytest
 
 from gufo_gguf.core.errors import ConfigError
 from gufo_gguf.models.hub import choose, models_among, parse, quant_of
+from tests.conftest import TinyModel
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -122,24 +124,27 @@ class Fetched:
     error: str
 
 
-def fetch(hub: Hub, home: Path, spec: str, **env: str) -> Fetched:
-    code = (
-        "import sys\nfrom gufo_gguf.core.errors import ConfigError\nfrom gufo_gguf.models.default import find_model\n"
-        "try:\n    print(find_model(hf_repo=sys.argv[1]))\n"
-        "except ConfigError as error:\n    print('refused:', error, file=sys.stderr)\n    sys.exit(1)\n"
-    )
+def environment(hub: Hub, home: Path) -> dict[str, str]:
+    """Of a process that knows this hub alone, and has fetched nothing yet."""
     settings = {
         "HF_ENDPOINT": hub.url,
         "HF_HOME": str(home),
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }
-    import os
-
     inherited = {k: v for k, v in os.environ.items() if not k.upper().endswith("_PROXY") and not k.startswith("HF_")}
+    return {**inherited, **settings}
+
+
+def fetch(hub: Hub, home: Path, spec: str, **env: str) -> Fetched:
+    code = (
+        "import sys\nfrom gufo_gguf.core.errors import ConfigError\nfrom gufo_gguf.models.default import find_model\n"
+        "try:\n    print(find_model(hf_repo=sys.argv[1]))\n"
+        "except ConfigError as error:\n    print('refused:', error, file=sys.stderr)\n    sys.exit(1)\n"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, spec],
-        capture_output=True, text=True, timeout=120, env={**inherited, **settings, **env},
+        capture_output=True, text=True, timeout=120, env={**environment(hub, home), **env},
     )  # fmt: skip
     assert "Traceback" not in done.stderr, done.stderr
     error = done.stderr.partition("refused: ")[2].strip()
@@ -221,6 +226,20 @@ def test_without_a_network(hub: Hub, tmp_path: Path) -> None:
         assert "cannot be reached" in other.error and "HF_ENDPOINT" in other.error
         absent = fetch(hub, tmp_path, "org/model:Q8_0", **env)
         assert "name one of: Q4_K_M" in absent.error
+
+
+@pytest.mark.native
+def test_from_the_hub_to_an_answer(hub: Hub, tmp_path: Path, tiny_model: TinyModel) -> None:
+    hub.repos["org/tiny"] = {"tiny-Q8_0.gguf": tiny_model("llama").read_bytes()}
+    command = [sys.executable, "-m", "gufo_gguf.cli.main", "chat", "-hf", "org/tiny", "-c", "512", "-t", "1", "-n", "4"]
+    done = subprocess.run(
+        command, input="Hello?\n", capture_output=True, text=True, timeout=120, env=environment(hub, tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    assert "fetching tiny-Q8_0.gguf from org/tiny" in done.stderr and done.stdout.strip()
+    wrong = [*command[:5], "org/tiny:Q4_0"]
+    refused = subprocess.run(wrong, capture_output=True, text=True, timeout=120, env=environment(hub, tmp_path))
+    assert refused.returncode == 1 and refused.stderr.startswith("gufo: ") and "name one of: Q8_0" in refused.stderr
 
 
 # -- names -----------------------------------------------------------------------------------------

@@ -160,6 +160,7 @@ def test_address_is_printed_last_and_a_signal_ends_it(process: Process, number: 
     logs = "".join(process.err)
     assert "Traceback" not in logs
     assert "narwhal" not in logs and "walrus" not in logs
+    assert "stopping: nothing runs" in logs
 
 
 @pytest.mark.native
@@ -174,3 +175,4 @@ def test_signal_ends_open_streams_within_bounds(process: Process) -> None:
         rest = "".join(texts)
     assert process.wait() == 0
     assert "[DONE]" in rest
+    assert "stopping: 1 request is under way and may take 5 s more" in "".join(process.err)
