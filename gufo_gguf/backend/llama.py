@@ -19,10 +19,12 @@ import numpy as np
 from gufo_gguf.backend import native
 from gufo_gguf.backend.base import BackendInfo, Bytes, Logits, Span
 from gufo_gguf.backend.fingerprint import fingerprint, model_files
+from gufo_gguf.backend.fit import UNCHECKED_CELLS, context_bytes
 from gufo_gguf.backend.libpath import build_info, library_dir
 from gufo_gguf.backend.vocab import Vocab
 from gufo_gguf.cache.types import Component, ComponentKind, Inventory, Tokens
 from gufo_gguf.core.errors import BackendError, ConfigError, ModelError, UnsupportedMemory
+from gufo_gguf.core.memory import available_bytes
 
 FORK_VERSION = 2
 """Counts changes of the overlay that change state bytes; part of every state's identity."""
@@ -133,6 +135,8 @@ class LlamaBackend:
         params.swa_full = options.swa_full
         params.offload_kqv = True
         params.no_perf = True
+        if params.n_ctx > UNCHECKED_CELLS:
+            self._refuse_too_large(params, n_ctx)
         native.last_log()
         self._ctx = low.llama_init_from_model(self._model, params)
         if not self._ctx:
@@ -152,6 +156,30 @@ class LlamaBackend:
                 self._uncacheable = str(error)
             self._state = self._lib.gufo_run_open(address, options.n_slots, c.byref(status))
             native.check(status.value)
+
+    def _refuse_too_large(self, params: Any, n_ctx: int) -> None:
+        """ModelError if a context of this size would take more memory than there is."""
+        low, n_slots = self._low, self.options.n_slots
+
+        def host_bytes(n: int) -> int:
+            small = type(params).from_buffer_copy(params)
+            small.n_ctx = n * n_slots
+            small.n_batch, small.n_ubatch = min(params.n_batch, n), min(params.n_ubatch, n)
+            ctx = low.llama_init_from_model(self._model, small)
+            if not ctx:
+                return 0  # the real one will say why
+            try:
+                return int(self._lib.gufo_host_bytes(c.cast(ctx, c.c_void_p).value))
+            finally:
+                low.llama_free(ctx)
+
+        need, free = context_bytes(host_bytes, n_ctx, n_slots), available_bytes()
+        if need > free:
+            raise ModelError(
+                f"{self.path}: a context of {n_slots} x {n_ctx} tokens takes about {need / 1e9:.1f} GB and "
+                f"{free / 1e9:.1f} GB are free; try a smaller --ctx-size, fewer --sessions or a smaller "
+                "--cache-type-k/-v"
+            )
 
     def _describe(self) -> BackendInfo:
         low = self._low

@@ -56,6 +56,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gufo_last_log": (_S, []),
     "gufo_log_level": (None, [c.c_int]),
     "gufo_state_open": (_P, [_P, _U32, c.POINTER(c.c_int)]),
+    "gufo_host_bytes": (_U64, [_P]),
     "gufo_run_open": (_P, [_P, _U32, c.POINTER(c.c_int)]),
     "gufo_state_close": (None, [_P]),
     "gufo_memory_kind": (_S, [_P]),

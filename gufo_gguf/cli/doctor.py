@@ -170,7 +170,8 @@ def _device_memory(device: Device) -> str:
 def _memory(sections: dict[str, Section]) -> None:
     import psutil
 
-    from gufo_gguf.engine.budget import automatic_ram_bytes, cgroup_available
+    from gufo_gguf.core.memory import cgroup_available
+    from gufo_gguf.engine.budget import automatic_ram_bytes
 
     memory = psutil.virtual_memory()
     left = cgroup_available()

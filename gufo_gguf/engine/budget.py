@@ -12,29 +12,12 @@ from pathlib import Path
 import psutil
 
 from gufo_gguf.cache.types import CacheLimits, StateShape
+from gufo_gguf.core.memory import CGROUP, cgroup_available
 
 AUTOMATIC_MAX = 32 << 30
-_CGROUP = Path("/sys/fs/cgroup")
 
 
-def cgroup_available(root: Path = _CGROUP) -> int | None:
-    """Bytes a memory cgroup (v2, then v1) still allows; None without a limit."""
-    for limit_file, used_file in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            limit = (root / limit_file).read_text().strip()
-            used = int((root / used_file).read_text())
-        except (OSError, ValueError):
-            continue
-        if limit == "max" or int(limit) >= 1 << 60:
-            return None
-        return max(0, int(limit) - used)
-    return None
-
-
-def automatic_ram_bytes(mapped_model_bytes: int = 0, *, available: int | None = None, root: Path = _CGROUP) -> int:
+def automatic_ram_bytes(mapped_model_bytes: int = 0, *, available: int | None = None, root: Path = CGROUP) -> int:
     """The default of --cache-ram-bytes, in bytes."""
     free = psutil.virtual_memory().available if available is None else available
     limit = cgroup_available(root)

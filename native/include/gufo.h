@@ -60,6 +60,9 @@ GUFO_API void gufo_log_level(int min_level);
 // The newest warning or error llama.cpp printed, as text; empty when none. For error messages.
 GUFO_API const char * gufo_last_log(void);
 
+// Bytes of host memory that a context's tensors and compute buffers take; the model's are not counted.
+GUFO_API uint64_t gufo_host_bytes(const void * llama_context_ptr);
+
 // NULL with GUFO_E_UNSUPPORTED in *status when this memory kind cannot be saved exactly;
 // gufo_run_open then still gives a handle that can run, but has no components.
 GUFO_API gufo_state * gufo_state_open(void * llama_context_ptr, uint32_t n_slots, int * status);

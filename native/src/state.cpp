@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "llama-ext.h"
 #include "pieces.h"
 #include "slots.h"
 
@@ -74,6 +75,19 @@ const char * gufo_last_log(void) {
     copy = last_log;
     last_log.clear();
     return copy.c_str();
+}
+
+uint64_t gufo_host_bytes(const void * ctx) {
+    uint64_t n_bytes = 0;
+    guarded([&] {
+        for (const auto & [type, used] : llama_get_memory_breakdown(static_cast<const llama_context *>(ctx))) {
+            if (ggml_backend_buft_is_host(type)) {
+                n_bytes += used.context + used.compute;
+            }
+        }
+        return int(GUFO_OK);
+    });
+    return n_bytes;
 }
 
 gufo_state * gufo_state_open(void * ctx, uint32_t n_slots, int * status) {

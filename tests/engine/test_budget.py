@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from gufo_gguf.cache.types import CacheLimits, StateShape
-from gufo_gguf.engine.budget import AUTOMATIC_MAX, automatic_ram_bytes, cgroup_available, fit_table
+from gufo_gguf.core.memory import cgroup_available
+from gufo_gguf.engine.budget import AUTOMATIC_MAX, automatic_ram_bytes, fit_table
 
 GIB = 1 << 30
 
