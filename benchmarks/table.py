@@ -30,10 +30,14 @@ _TITLES = {
 }  # fmt: skip
 
 
+_KEYS = {"agent": "lines", "serve": "cases", "restart": "samples", "ablations": "whole_over_shared"}
+"""What tells results of a kind from others with a similar name."""
+
+
 def _newest(kind: str, results: Path) -> list[Data]:
     """Results of a kind, by model, newest first."""
     files = sorted(results.glob(f"{kind}*.json"), key=lambda p: p.stat().st_mtime, reverse=True)
-    return [json.loads(p.read_text()) for p in files]
+    return [data for p in files if _KEYS[kind] in (data := json.loads(p.read_text()))]
 
 
 def _setting(data: Data) -> str:
@@ -42,13 +46,13 @@ def _setting(data: Data) -> str:
 
 
 def agent_table(data: Data) -> list[str]:
-    """One line per workload; wall times of gufo = 1."""
+    """One line per workload.  Processor time stands beside wall time because a busy machine does not change it."""
     lines = data["lines"]
     servers = list(dict.fromkeys(x["server"] for x in lines))
     peers = [s for s in servers if s != "gufo"]
     out = [
         "| " + " | ".join(["workload", "prompt tokens", "prefilled", "/ budgeted oracle", "/ common prefix",
-                           *(f"{p}: prefilled" for p in peers), *(f"gufo's wall time / {p}'s" for p in peers),
+                           *(f"{p}: prefilled" for p in peers), *(f"wall (processor) time / {p}'s" for p in peers),
                            "first token p50 / p95 / max", "wrong answers"]) + " |",
         "|" + "---|" * (7 + 2 * len(peers)),
     ]  # fmt: skip
@@ -57,14 +61,14 @@ def agent_table(data: Data) -> list[str]:
         own = by.get("gufo")
         if own is None:
             continue
-        wall = {s: median(x["wall_s"]) for s, x in by.items()}
+        wall, cpu = ({s: median(x[key]) for s, x in by.items()} for key in ("wall_s", "cpu_s"))
         ttft = own["first_token_ms"]
         answers = own["answers"]
         cells = [
             _TITLES.get(name, name), f"{own['prompt_tokens']:,}", f"{own['prefilled']:,}",
             f"{own['of_bound']:.2f}", f"{own['of_common_prefix']:.2f}",
             *(f"{by[p]['prefilled']:,}" if p in by else "-" for p in peers),
-            *(f"{wall['gufo'] / wall[p]:.2f}" if p in by else "-" for p in peers),
+            *(f"{wall['gufo'] / wall[p]:.2f} ({cpu['gufo'] / cpu[p]:.2f})" if p in by else "-" for p in peers),
             f"{ttft['p50']:.0f} / {ttft['p95']:.0f} / {ttft['max']:.0f} ms",
             f"{answers['wrong']} of {answers['compared']}" if answers else "-",
         ]  # fmt: skip
@@ -121,8 +125,8 @@ def fill(text: str, results: Path = RESULTS) -> str:
     """The text with every part whose results are there written anew."""
 
     def part(match: re.Match[str]) -> str:
-        found = _newest(match[2], results)
-        if match[2] not in PARTS or not found:
+        found = _newest(match[2], results) if match[2] in PARTS else []
+        if not found:
             return match[0]
         tables = ["\n".join(PARTS[match[2]](data)) for data in found]
         return match[1] + "\n".join(["", "\n\n".join(tables), "", ""]) + match[3]

@@ -23,8 +23,8 @@ def agent_results(folder: Path) -> None:
         "workload": "edits", "prompt_tokens": 9000, "first_token_ms": {"p50": 1.0, "p95": 2.0, "max": 3.0},
         "of_bound": 1.07, "of_common_prefix": 1.2, "answers": {"wrong": 0, "compared": 6},
     }  # fmt: skip
-    gufo = {**line, "server": "gufo", "prefilled": 1200, "wall_s": [2.0, 4.0, 3.0]}
-    llama = {**line, "server": "llama", "prefilled": 4000, "wall_s": [6.0, 6.0, 6.0]}
+    gufo = {**line, "server": "gufo", "prefilled": 1200, "wall_s": [2.0, 4.0, 3.0], "cpu_s": [1.0, 1.0, 1.0]}
+    llama = {**line, "server": "llama", "prefilled": 4000, "wall_s": [6.0, 6.0, 6.0], "cpu_s": [4.0, 4.0, 4.0]}
     data = {
         "environment": {"cores": 2},
         "settings": {"model": "tiny", "scale": 0.2, "threads": 1, "rounds": 3},
@@ -37,9 +37,14 @@ def test_marked_parts_are_written_and_the_rest_stays(tmp_path: Path) -> None:
     agent_results(tmp_path)
     got = fill(TEXT, tmp_path)
     assert got.startswith("before\n<!-- results: agent -->\n") and "old" not in got
-    assert "| edits and undo | 9,000 | 1,200 | 1.07 | 1.20 | 4,000 | 0.50 | 1 / 2 / 3 ms | 0 of 6 |" in got
+    assert "| edits and undo | 9,000 | 1,200 | 1.07 | 1.20 | 4,000 | 0.50 (0.25) | 1 / 2 / 3 ms | 0 of 6 |" in got
     assert "between\n<!-- results: serve -->\nkept\n<!-- /results -->\n" in got  # no results: left alone
     assert fill(got, tmp_path) == got  # writing twice changes nothing
+
+
+def test_results_of_other_benchmarks_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "serve-something.json").write_text('{"environment": {}}')
+    assert fill(TEXT, tmp_path) == TEXT
 
 
 def test_without_results_nothing_changes(tmp_path: Path) -> None:
