@@ -95,7 +95,8 @@ class Server(uvicorn.Server):
         while not drain.done():
             if self._signals > seen:
                 drain.cancel()
-                log.info("told again: %d cancelled", len(active))
+                if len(active):
+                    log.info("told again: what is under way (%d) is cancelled", len(active))
                 active.cancel_all()
                 break
             await asyncio.wait((drain,), timeout=0.1)
