@@ -70,6 +70,16 @@ def _cache_type(flag: str, name: str) -> int:
     return CACHE_TYPES[name]
 
 
+class _Batch:
+    """The arrays of a pass, made once: a pass of one token should not pay for allocations."""
+
+    def __init__(self, n_batch: int) -> None:
+        self.tokens = np.zeros(n_batch, np.int32)
+        self.slots = np.zeros(n_batch, np.uint32)
+        self.want = np.zeros(n_batch, np.int8)
+        self.addresses = tuple(native.pointer(a) for a in (self.tokens, self.slots, self.want))
+
+
 class LlamaBackend:
     """See ``backend.base.Backend``.  Raises ModelError with the file and llama.cpp's own reason."""
 
@@ -80,6 +90,7 @@ class LlamaBackend:
         self.options = options
         self._model: Any = None
         self._ctx: Any = None
+        self._address = 0
         self._state: int | None = None
         self._check_file()
         self._low = native.bindings()
@@ -89,6 +100,7 @@ class LlamaBackend:
             self._load(progress)
             self._open_context()
             self.info = self._describe()
+            self._batch = _Batch(self.info.n_batch)
         except BaseException:
             self.close()
             raise
@@ -146,7 +158,7 @@ class LlamaBackend:
                 f"try a smaller --ctx-size, fewer --sessions or a smaller --cache-type-k/-v"
             )
         status = c.c_int(0)
-        address = c.cast(self._ctx, c.c_void_p).value
+        address = self._address = int(c.cast(self._ctx, c.c_void_p).value or 0)
         self._uncacheable: str | None = None
         self._state = self._lib.gufo_state_open(address, options.n_slots, c.byref(status))
         if not self._state:
@@ -258,25 +270,23 @@ class LlamaBackend:
 
     @property
     def ctx_ptr(self) -> int:
-        """Address of the llama_context."""
-        return int(c.cast(self._ctx, c.c_void_p).value or 0)
+        """Address of the llama_context; 0 when closed."""
+        return self._address
 
     # -- running ---------------------------------------------------------------------------------
     def decode(self, spans: Sequence[Span]) -> None:
-        tokens = np.concatenate([s.tokens for s in spans]).astype(np.int32, copy=False)
-        n = tokens.size
+        batch, at = self._batch, 0
+        n = sum(span.tokens.size for span in spans)
         if n > self.info.n_batch:
             raise ValueError(f"{n} tokens in one pass, n_batch is {self.info.n_batch}")
-        slots = np.empty(n, np.uint32)
-        want = np.zeros(n, np.int8)
-        at = 0
+        batch.want[:n] = 0
         for span in spans:
             end = at + span.tokens.size
-            slots[at:end] = span.slot
-            want[end - 1] = span.want_logits
+            batch.tokens[at:end] = span.tokens
+            batch.slots[at:end] = span.slot
+            batch.want[end - 1] = span.want_logits
             at = end
-        pointer = native.pointer
-        native.check(self._lib.gufo_decode(self._state, n, pointer(tokens), pointer(slots), pointer(want)))
+        native.check(self._lib.gufo_decode(self._state, n, *batch.addresses))
 
     def logits(self, slot: int) -> Logits:
         out = np.empty(self.info.n_vocab, dtype=np.float32)
@@ -383,6 +393,7 @@ class LlamaBackend:
         if self._ctx:
             self._low.llama_free(self._ctx)
             self._ctx = None
+            self._address = 0
         if self._model:
             self._low.llama_model_free(self._model)
             self._model = None

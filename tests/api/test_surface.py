@@ -73,7 +73,8 @@ def test_flags_of_serve_and_names_of_the_api_agree() -> None:
     renamed = {"cache": "no_cache", "chat_template": "chat_template_file"}
     assert {renamed.get(name, name) for name in DEFAULTS} <= flags
     assert EngineFlags.__annotations__.keys() == DEFAULTS.keys()
-    assert set(EngineOptions.__dataclass_fields__) - {"llama", "chunk_rows"} <= DEFAULTS.keys()
+    of_measurements = {"chunk_rows", "ablation"}
+    assert set(EngineOptions.__dataclass_fields__) - {"llama"} - of_measurements <= DEFAULTS.keys()
 
 
 def test_a_setting_that_is_not_there_is_named() -> None:
