@@ -5,6 +5,7 @@
 capture    one capture on the request path, against a memcpy of the private state
 overhead   requests that reuse nothing, with the cache on, against --no-cache
 rss        resident memory over many requests, beyond the budget
+neighbour  a stream that decodes while a long conversation goes to disk, against one that decodes alone
 eight      eight conversations of 8,000 tokens that share 6,000, one slot, a budget of four full copies
 
 Without a model the tiny qwen4exp is used.
@@ -13,7 +14,10 @@ Without a model the tiny qwen4exp is used.
 from __future__ import annotations
 
 import argparse
+import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -62,7 +66,8 @@ def bench_capture(path: Path, repeats: int) -> None:
         "cache-capture",
         [
             f"private state {private / 1e6:.2f} MB",
-            f"one capture {mine:.2f} ms ({min(capture_ms):.2f} .. {max(capture_ms):.2f}); memcpy {median(copies):.3f} ms",
+            f"one capture {mine:.2f} ms ({min(capture_ms):.2f} .. {max(capture_ms):.2f}); "
+            f"memcpy {median(copies):.3f} ms",
             f"ratio to (1.2 x memcpy + 2 ms): {mine / limit:.2f}   (goal <= 1)",
         ],
         {"capture_ms": capture_ms, "memcpy_ms": copies, "private_bytes": private},
@@ -85,7 +90,8 @@ def bench_overhead(path: Path, repeats: int) -> None:
         [
             f"cache on  {spread(samples['on'])}",
             f"no cache  {spread(samples['off'])}",
-            f"ratio of medians {median(samples['on']) / median(samples['off']):.3f}; of pairs {median(ratios):.3f}   (goal <= 1.02)",
+            f"ratio of medians {median(samples['on']) / median(samples['off']):.3f}; "
+            f"of pairs {median(ratios):.3f}   (goal <= 1.02)",
         ],
         {"seconds": samples},
     )
@@ -108,10 +114,56 @@ def bench_rss(path: Path, requests: int) -> None:
         "cache-rss",
         [
             f"{requests} requests, budget {budget >> 20} MiB, held {status['pool']['held_bytes'] / 2**20:.1f} MiB",
-            f"growth over the last two thirds {growth / 2**20:.1f} MiB = {growth / budget:.2f} of the budget   (goal: flat)",
+            f"growth over the last two thirds {growth / 2**20:.1f} MiB = {growth / budget:.2f} of the budget "
+            "  (goal: flat)",
             f"check(): {problems or 'nothing'}",
         ],
         {"rss": rss, "budget": budget, "problems": problems},
+    )
+
+
+def bench_neighbour(path: Path, rounds: int, deep: int, n_decode: int) -> None:
+    """One slot decodes; the other's conversation is written meanwhile, or there is nothing to write."""
+    n_ctx = deep + 2048
+    alone, beside, written = [], [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        options = LlamaOptions(n_ctx=n_ctx, n_slots=2, n_threads=1)
+        settings = EngineOptions(llama=options, cache_ram_bytes=4 << 30, cache_disk=Path(folder), cache_disk_spacing=1)
+        with Engine.load(path, settings) as engine:
+
+            def disk() -> dict[str, Any]:
+                return engine.cache_status()["disk"]
+
+            def drain() -> None:
+                while disk()["waiting"]:
+                    time.sleep(0.05)
+
+            def stream(seed: int) -> float:
+                """Seconds a token; one prompt, so that it continues itself."""
+                tokens_ = tokens(10_000, 600) + tokens(seed, 8)
+                end = ask(engine, tokens_, n=n_decode)
+                return end.timings.predicted_ms / 1e3 / (end.timings.predicted_n - 1)
+
+            stream(0)
+            for i in range(rounds):
+                drain()
+                alone.append(stream(1 + 2 * i))
+                drain()
+                before = disk()["disk_writes_total"]
+                ask(engine, tokens(20_000 + i, deep))
+                beside.append(stream(2 + 2 * i))
+                written += disk()["disk_writes_total"] - before
+        n_bytes = sum(f.stat().st_size for f in Path(folder).rglob("*") if f.is_file())
+    ratios = [a / b for a, b in zip(alone, beside, strict=True)]
+    report(
+        "cache-neighbour",
+        [
+            f"decoding alone           {spread(alone)} a token",
+            f"while {deep} tokens are written {spread(beside)} a token; "
+            f"{written} checkpoints written meanwhile, {n_bytes / 1e6:.0f} MB in all",
+            f"token rate beside a write over alone {median(ratios):.3f}   (goal >= 0.95)",
+        ],
+        {"alone": alone, "beside": beside},
     )
 
 
@@ -133,7 +185,8 @@ def bench_eight(path: Path, scale: float) -> None:
             f"{shared + own} tokens each, {shared} shared; budget = 4 full copies = {4 * full / 1e6:.1f} MB",
             "first round reused " + " ".join(str(e.timings.cache_n) for e in first),
             "second round reused " + " ".join(str(e.timings.cache_n) for e in again),
-            f"warm {warm} of 8   (goal 8); retained {ram['unique_bytes'] / 1e6:.1f} MB, whole copies {ram['whole_bytes'] / 1e6:.1f} MB",
+            f"warm {warm} of 8   (goal 8); retained {ram['unique_bytes'] / 1e6:.1f} MB, "
+            f"whole copies {ram['whole_bytes'] / 1e6:.1f} MB",
         ],
         {"first": [e.timings.cache_n for e in first], "again": [e.timings.cache_n for e in again], "ram": ram},
     )
@@ -143,7 +196,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", choices=["capture", "overhead", "rss", "eight"])
+    parser.add_argument("--only", choices=["capture", "overhead", "rss", "neighbour", "eight"])
+    parser.add_argument("--deep", type=int, default=2000, help="neighbour: tokens that are written")
+    parser.add_argument("--decode", type=int, default=24, help="neighbour: tokens of the stream")
     args = parser.parse_args()
     path = args.model
     if path is None:
@@ -156,6 +211,7 @@ def main() -> None:
         "capture": lambda: bench_capture(path, 5 if quick else 15),
         "overhead": lambda: bench_overhead(path, 4 if quick else 15),
         "rss": lambda: bench_rss(path, 150 if quick else 1000),
+        "neighbour": lambda: bench_neighbour(path, 3 if quick else 6, args.deep, args.decode),
         "eight": lambda: bench_eight(path, 0.25 if quick else 1.0),
     }
     for name, part in parts.items():

@@ -77,7 +77,9 @@ class Background:
         shape = self._manager.shape
         if not self._manager.ram:
             return False
-        spare = {shape.private_bytes: 2, shape.chunk_bytes: n_chunks + 4}
+        # a cold request leaves six states: memory that has to be pinned meanwhile would stall the device
+        states = max(2, min(6, self._manager.limits.ram_bytes // (8 * max(1, shape.private_bytes))))
+        spare = {shape.private_bytes: states, shape.chunk_bytes: n_chunks + 4}
         return self._pool.prepare({n: k for n, k in spare.items() if n > 0}, _PREPARE_STEP) > 0
 
     def _guarded(self, work: Callable[[], bool]) -> bool:

@@ -91,7 +91,7 @@ def test_a_stopped_server_goes_on_where_it_was(model: Path, tmp_path: Path) -> N
     assert third.exact == control.exact, "from disk, in another context, it goes on as from RAM"
     assert cold.cached == 0 and cold.text == third.text
     for ours, theirs in zip(third.logprobs, cold.logprobs, strict=True):
-        assert abs(ours[1] - theirs[1]) < 1e-2  # other pass ends, other rounding
+        assert abs(ours[1] - theirs[1]) < 5e-2  # other pass ends, other rounding; more on a device
 
 
 def test_a_killed_server_keeps_what_it_said_was_written(model: Path, tmp_path: Path) -> None:
