@@ -26,6 +26,11 @@ def automatic_ram_bytes(mapped_model_bytes: int = 0, *, available: int | None = 
     return min(max(0, free - mapped_model_bytes) // 2, AUTOMATIC_MAX)
 
 
+def one_checkpoint_bytes(shape: StateShape, n_ctx: int) -> int:
+    """What keeps one checkpoint of a full context while the next state is captured."""
+    return n_ctx * shape.row_bytes + 2 * (shape.private_bytes + shape.logits_bytes)
+
+
 def conversations_that_fit(
     budget_bytes: int,
     n_tokens: int,

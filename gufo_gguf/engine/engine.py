@@ -31,7 +31,7 @@ from gufo_gguf.core.errors import ConfigError, ContextLengthExceeded, GufoError,
 from gufo_gguf.engine.ablation import Ablation
 from gufo_gguf.engine.background import Background
 from gufo_gguf.engine.bridge import Owner
-from gufo_gguf.engine.budget import automatic_ram_bytes, fit_table
+from gufo_gguf.engine.budget import automatic_ram_bytes, fit_table, one_checkpoint_bytes
 from gufo_gguf.engine.disk_tier import DiskTier
 from gufo_gguf.engine.disk_writer import DiskWriter
 from gufo_gguf.engine.executor import Executor
@@ -92,18 +92,13 @@ class Engine:
         enabled = options.cache and inventory is not None
         if options.cache and inventory is None:
             log.warning("%s is served without a cache: %s", self.model_id, backend.info.uncacheable)
-        ram = (
-            automatic_ram_bytes(backend.info.model_bytes)
-            if options.cache_ram_bytes is None
-            else options.cache_ram_bytes
-        )
-        self.ram_bytes = ram if enabled else 0
         shape = StateShape(
             row_bytes=inventory.row_bytes if inventory else 0,
             private_bytes=inventory.private_bytes if inventory else 0,
             logits_bytes=4 * backend.info.n_vocab,
             chunk_rows=options.chunk_rows,
         )
+        self.ram_bytes = self._ram_budget(shape) if enabled else 0
         limits = options.ablation.limits(CacheLimits(ram_bytes=self.ram_bytes, chunk_rows=options.chunk_rows))
         self._events = EventLog(sinks=self._sinks(options.cache_log))
         self._manager = CacheManager(
@@ -365,8 +360,6 @@ class Engine:
         except StoreError as error:
             log.warning("serving without the disk cache: %s", error)
             return None
-        if self.ram_bytes == 0:
-            log.warning("the disk cache is fed from RAM: with --cache-ram-bytes 0 nothing new is written to it")
         log.info("disk cache %s: %d checkpoints", options.cache_disk, n)
         tier.writer = DiskWriter(tier.queue, self._quiet, tier.deliver)
         tier.writer.start()
@@ -379,6 +372,16 @@ class Engine:
             self._disk.want_newest()
 
     # -- parts -----------------------------------------------------------------------------------
+    def _ram_budget(self, shape: StateShape) -> int:
+        options = self.options
+        if options.cache_ram_bytes is None:
+            return automatic_ram_bytes(self.info.model_bytes)
+        if options.cache_ram_bytes == 0 and options.cache_disk is not None:
+            least = one_checkpoint_bytes(shape, self.info.n_ctx)
+            log.info("the disk cache is written from RAM: %.0f MB, in spite of --cache-ram-bytes 0", least / 1e6)
+            return least
+        return options.cache_ram_bytes
+
     def _text_for(self, request: GenerateRequest) -> Detokenizer:
         preserved = frozenset(
             t

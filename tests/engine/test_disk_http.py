@@ -374,3 +374,15 @@ def test_logits_restored_for_one_prompt_never_reach_another_of_the_same_length(m
         assert first_token(http, other) == ("ram", computed)
     with in_process(model, folder) as http:
         assert first_token(http, other) == ("disk", computed)
+
+
+def test_without_a_ram_tier_the_disk_tier_is_still_written(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    with served(model, "-c", 2048, "--cache-disk", folder, "--cache-ram-bytes", 0) as first:
+        talk = two_turns(first.http)
+        assert "in spite of --cache-ram-bytes 0" in first.stop()
+    assert on_disk(folder)
+    with served(model, "-c", 2048, "--cache-disk", folder, "--cache-ram-bytes", 0) as second:
+        third = talk.turn(second.http, "Third?")
+        assert third.source == "disk" and third.cached >= on_disk(folder)[-1]
+        assert second.http.get("/v1/cache/check").json()["problems"] == []
