@@ -110,6 +110,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = Sizes(scale, args.seed)
     model = bench_model(args.model)
     state = state_of(model)
+    settings = {
+        "model": model.stem, "scale": scale, "rounds": rounds, "threads": args.threads, "seed": args.seed,
+        "row_bytes": state.row_bytes, "private_bytes": state.private_bytes,
+    }  # fmt: skip
+    results = args.name or f"agent-{args.model}"
     lines: list[report.Line] = []
     kept: list[Run] = []
     for workload in by_name(args.workloads):
@@ -122,12 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             least = least_of(each[0], state, setup, bounded=not workload.disk)
             lines.append(report.line(each, least, verdicts.get(name)))
             kept += each
+        report.save(results, settings, lines, kept)  # a run of hours may be cut off
         print("\n".join(report.table(lines[-len(runs) :])[len(lines) > len(runs) :]), flush=True)
-    settings = {
-        "model": model.stem, "scale": scale, "rounds": rounds, "threads": args.threads, "seed": args.seed,
-        "row_bytes": state.row_bytes, "private_bytes": state.private_bytes,
-    }  # fmt: skip
-    saved = report.save(args.name or f"agent-{args.model}", settings, lines, kept)
+    saved = report.save(results, settings, lines, kept)
     print(f"\nraw samples: {saved}")
     try:
         print("plots: " + ", ".join(p.name for p in plot(saved)))
