@@ -67,6 +67,7 @@ class ChunkTable:
         self._buffers = buffers
         self._chunks: dict[ChunkId, Chunk] = {}
         self._maps: list[list[ChunkId | None]] = [[] for _ in range(n_slots)]
+        self._freed: list[ChunkId] = []
         self._next = 1
 
     def __len__(self) -> int:
@@ -112,9 +113,15 @@ class ChunkTable:
                 for slot in tuple(chunk.homes):
                     self._leave(slot, chunk)
                 del self._chunks[chunk_id]
+                self._freed.append(chunk_id)
                 self._buffers.free(chunk.buffer)
                 self._ledger.release(Account.CHUNKS, self.chunk_bytes)
                 freed += self.chunk_bytes
+        return freed
+
+    def take_freed(self) -> list[ChunkId]:
+        """Chunks that are gone for good; each is named once."""
+        freed, self._freed = self._freed, []
         return freed
 
     def mark_resident(self, chunk_id: ChunkId) -> None:

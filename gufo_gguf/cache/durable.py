@@ -101,6 +101,10 @@ class Durable:
         """Tokens and origin of every durable checkpoint of a scope."""
         return ((k.tokens, k.origin) for k in self._known.values() if k.scope == scope)
 
+    def take_freed(self) -> list[ChunkId]:
+        """Chunks that left RAM since the last call; their files, if any, stay."""
+        return self._t.chunks.take_freed()
+
     # -- RAM checkpoints on their way ------------------------------------------------------------
     def export(self, checkpoint: CheckpointId) -> Export | None:
         """The parts of a retained checkpoint; None when it is not retained any more."""

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gufo_gguf.backend.base import Backend, Bytes, Logits
 from gufo_gguf.cache.durable import Durable
-from gufo_gguf.cache.types import CheckpointId, Lease, MissReason, Origin, RestorePlan, Tokens
+from gufo_gguf.cache.types import CheckpointId, ChunkId, Lease, MissReason, Origin, RestorePlan, Tokens
 from gufo_gguf.core.errors import StateRejected, StoreError
 from gufo_gguf.engine.disk_writer import DiskWriter
 from gufo_gguf.engine.pool import BufferPool
@@ -144,6 +144,15 @@ class DiskTier:
     def _bind(self, pairs: list[tuple[int, str]]) -> None:
         for chunk, key in pairs:
             self.queue.bind(chunk, key)
+
+    def freed(self, chunks: Sequence[ChunkId]) -> None:
+        """Chunks left RAM: what file they came from or went to need not be known any more."""
+
+        def unbind() -> None:
+            for chunk in chunks:
+                self.queue.unbind(int(chunk))
+
+        self._post(unbind)
 
     def _too_close(self, scope: str, tokens: Tokens) -> bool:
         """Is one of the same history, less than the spacing before, written or queued already?"""

@@ -203,3 +203,6 @@ class Executor:
 
     def _collect(self) -> None:
         self._pool.free(self._manager.take_freed())
+        chunks = self._manager.durable.take_freed()
+        if self.disk is not None and chunks:
+            self.disk.freed(chunks)

@@ -25,6 +25,7 @@ import errno
 from collections import deque
 from collections.abc import Generator, Hashable, Iterable, Iterator
 
+from gufo_gguf.store.bindings import Bindings
 from gufo_gguf.store.catalogue import Catalogue, DiskRecord, EvictionPlan, Rank
 from gufo_gguf.store.fs import FileSystem, remove_quietly, write_all
 from gufo_gguf.store.jobs import Outcome, Progress, WriteJob, WriteResult, manifest_estimate, misfit
@@ -59,8 +60,7 @@ class Writer:
         self._next_job = 0
         self._running: tuple[int, WriteJob, Publication] | None = None
         self._steps: Iterator[int] | None = None
-        self._bound: dict[Hashable, str] = {}
-        self._chunk_of: dict[str, Hashable] = {}
+        self._bindings = Bindings()
         self._outcomes: list[Outcome] = []
         self._retired: list[DiskRecord] = []
         self._step_bytes = 0
@@ -71,17 +71,14 @@ class Writer:
     # -- sharing ---------------------------------------------------------------------------------
     def bind(self, chunk: Hashable, key: str) -> None:
         """This chunk's bytes are those of a published file (it was restored from there)."""
-        self._bound[chunk] = key
-        self._chunk_of[key] = chunk
+        self._bindings.bind(chunk, key)
 
     def unbind(self, chunk: Hashable) -> None:
         """The cache has freed the chunk; its id will not come again."""
-        key = self._bound.pop(chunk, None)
-        if key is not None and self._chunk_of.get(key) == chunk:
-            del self._chunk_of[key]
+        self._bindings.unbind(chunk)
 
     def key_of(self, chunk: Hashable) -> str | None:
-        return self._bound.get(chunk)
+        return self._bindings.key_of(chunk)
 
     # -- the queue -------------------------------------------------------------------------------
     @property
@@ -281,12 +278,13 @@ class Writer:
     def _sweep(self) -> Iterator[int]:
         for _ in reclaim(self._fs, self._layout, self._catalogue):
             yield 0
-        for key in [k for k in self._chunk_of if self._catalogue.file(k) is None]:
-            self.unbind(self._chunk_of[key])
+        for key in self._bindings.files():
+            if self._catalogue.file(key) is None:
+                self._bindings.forget(key)
 
     def _file_of(self, chunk: Hashable) -> str | None:
         """The file that holds a chunk, if it can still be referenced."""
-        key = self._bound.get(chunk)
+        key = self._bindings.key_of(chunk)
         return key if key is not None and self._catalogue.usable_chunk(key) is not None else None
 
     # -- ends ------------------------------------------------------------------------------------

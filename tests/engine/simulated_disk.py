@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from gufo_gguf.cache.chunks import Chunk
 from gufo_gguf.cache.manager import CacheManager
 from gufo_gguf.engine.disk_tier import DiskTier
 from gufo_gguf.engine.disk_writer import DiskWriter
@@ -35,9 +36,12 @@ class SteppedWriter:
     def post(self, action: Callable[[], None]) -> None:
         self._inbox.append(action)
 
-    def step(self) -> None:
+    def drain_inbox(self) -> None:
         while self._inbox:
             self._inbox.popleft()()
+
+    def step(self) -> None:
+        self.drain_inbox()
         if self.queue.suspended is not None:
             self.queue.probe()
         elif not self.queue.idle:
@@ -75,6 +79,7 @@ class SimulatedDisk:
     written: int = 0
     restored: int = 0
     to_owner: deque[Callable[[], None]] = field(default_factory=deque)
+    chunks: Callable[[], Iterable[Chunk]] = tuple
 
     def attach(self, manager: CacheManager, backend: object, pool: BufferPool, executor: Executor) -> None:
         store = DiskStore(self.fs, self.budget_bytes, names=_names(self.rng))
@@ -91,6 +96,7 @@ class SimulatedDisk:
             clock=lambda: 0.0,
         )
         tier.load()
+        self.chunks = manager.tables.chunks.all
         self.writer = SteppedWriter(tier.queue, tier.deliver, self.rng)
         stand_in: DiskWriter = self.writer  # type: ignore[assignment]
         tier.writer = stand_in
@@ -156,6 +162,10 @@ class SimulatedDisk:
         if self.damaged == 0:
             report = check_store(self.fs)
             assert not report.damage and not report.lost, report
-        assert self.tier is not None
+        assert self.tier is not None and self.writer is not None
+        self.writer.drain_inbox()
+        known = {int(c.id) for c in self.chunks()}
+        bound = {c for key in self.tier.queue._bindings.files() for c in self.tier.queue._bindings._chunks_of[key]}
+        assert bound <= known, "the writer remembers chunks that are gone"
         status = self.tier.status()
         assert status["used_bytes"] <= max(self.budget_bytes, 0) or self.damaged, status  # type: ignore[operator]

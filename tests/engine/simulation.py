@@ -325,6 +325,10 @@ class World:
             raise AssertionError("requests do not end")
         self.collect()
         self.verify()
+        if self.disk is not None:
+            self.disk.hear()
+            self.executor.prepare_write(1)
+            self.disk.verify()
         assert not self.open
 
     def verify(self) -> None:
@@ -358,6 +362,8 @@ def main() -> int:
             raise
         restores += world.restores
         ops += world.ops
+        if (seed - args.first) % 1000 == 999:
+            print(f"... {seed + 1 - args.first} seeds", file=sys.stderr, flush=True)
         if world.disk is not None:
             world.disk.count()
             restarts += world.restarts

@@ -14,6 +14,10 @@ def test_ten_seeds(block: int) -> None:
         World(seed).run(50)
 
 
+def test_seeds_that_failed_once() -> None:
+    World(101_682).run(100)  # a chunk bound to two files, both of which went
+
+
 def test_a_seed_repeats_exactly() -> None:
     logs = []
     for _ in range(2):
