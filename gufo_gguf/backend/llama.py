@@ -108,7 +108,9 @@ class LlamaBackend:
     # -- loading ---------------------------------------------------------------------------------
     def _check_file(self) -> None:
         if not self.path.is_file():
-            raise ModelError(f"{self.path}: no such model file")
+            raise ModelError(
+                f"{self.path}: no such model file; name a GGUF file, owlet or smollm2, or a model of the hub with -hf"
+            )
         for part in model_files(self.path):
             with part.open("rb") as file:
                 magic = file.read(4)

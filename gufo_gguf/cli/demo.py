@@ -59,10 +59,13 @@ def demo(
     path = model_path(model)
     console = Console()
     rows: list[Row] = []
+    typer.echo("starting a server with the cache" + (" and one without" if baseline else ""), err=True)
     with Live(table_of(rows, baseline), console=console, auto_refresh=False, vertical_overflow="visible") as live:
 
         def show(row: Row) -> None:
             rows.append(row)
+            if not console.is_terminal:  # there the table is printed once, at the end
+                typer.echo(f"{len(rows):3} {row.title}", err=True)
             live.update(table_of(rows, baseline), refresh=True)
 
         play(path, session(files, lines), show, threads=threads, baseline=baseline)

@@ -134,6 +134,9 @@ class DiskTier:
             self._restored = None
         if origin not in (Origin.PROMPT, Origin.LEARNED, Origin.FRONTIER):
             return
+        if self._there_already(parts.scope, parts.tokens):
+            self._durable.refused(checkpoint, len(parts.tokens), origin, "there_already")
+            return
         if origin is Origin.PROMPT and self._too_close(parts.scope, parts.tokens):
             self._durable.refused(checkpoint, len(parts.tokens), origin, "spacing")
             self._drop_skipped(parts.scope, parts.tokens)
@@ -154,12 +157,19 @@ class DiskTier:
 
         self._post(unbind)
 
+    def _there_already(self, scope: str, tokens: Tokens) -> bool:
+        """Is the state after exactly these tokens on disk, or waiting to be written?"""
+        return any(len(t) == len(tokens) and _begins(tokens, t) for t, _ in self._known(scope))
+
+    def _known(self, scope: str) -> list[tuple[Tokens, Origin]]:
+        """Histories that are on disk, or wanted there."""
+        waiting = [(w.tokens, w.origin) for w in self._wanted + self._queued if w.scope == scope]
+        return [*self._durable.histories(scope), *waiting]
+
     def _too_close(self, scope: str, tokens: Tokens) -> bool:
         """Is one of the same history, less than the spacing before, written or queued already?"""
         n = len(tokens)
-        known = [(t, o) for t, o in self._durable.histories(scope)]
-        known += [(w.tokens, w.origin) for w in self._wanted + self._queued if w.scope == scope]
-        return any(n - self._spacing < len(t) and _begins(tokens, t) for t, _ in known)
+        return any(n - self._spacing < len(t) and _begins(tokens, t) for t, _ in self._known(scope))
 
     def _want(self, checkpoint: CheckpointId, scope: str, tokens: Tokens, origin: Origin) -> None:
         # a newer checkpoint of the same history makes a pending prompt checkpoint needless

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from gufo_gguf.engine.background import IDLE_S, PIECE_ROWS, Background
 from gufo_gguf.engine.disk_writer import BURST_BYTES, YIELD_S
 from gufo_gguf.engine.job import Phase
@@ -13,6 +15,16 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class Plain(random.Random):
+    """Requests without stable boundaries and without an answer."""
+
+    def randint(self, a: int, b: int) -> int:
+        return a
+
+    def random(self) -> float:
+        return 0.5
 
 
 def world() -> tuple[World, Background, Clock]:
@@ -110,3 +122,25 @@ def test_a_request_starts_the_pause_again() -> None:
     clock.now += IDLE_S - 1
     background.between_passes()
     assert background.wait_s() == IDLE_S
+
+
+def test_what_came_from_disk_is_not_written_there_again() -> None:
+    w, background, _ = world()
+    w.rng = Plain()
+    tokens = list(range(40)) * 2
+    run(w, Conversation(tokens.copy()))
+    idle(background)
+    assert write(w) == 1
+    assert w.disk is not None
+    w.disk.end("kill", w.executor)
+    before = w.backend
+    w.start()
+    w.backend.seen, w.backend.logits_of = before.seen, before.logits_of
+    background = Background(w.executor, w.manager, w.pool, Clock())
+    run(w, Conversation(tokens.copy()))
+    assert w.disk.tier is not None and w.disk.tier.counters["disk_restores_total"] == 1
+    w.disk.tier.want_newest()  # as a stop does
+    idle(background)
+    write(w)
+    boundaries = [record.n_tokens for record in w.disk.tier._of_number.values()]
+    assert len(boundaries) == len(set(boundaries)), boundaries
