@@ -36,10 +36,10 @@ def replay(
             runs, bad = split_runs(lines)
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror or error}") from error
+    if not runs:
+        raise ConfigError(f"{file} holds no events; name a file that --cache-log wrote")
     for number, problem in bad:
         typer.echo(f"{file}, line {number}: {problem}", err=True)
-    if not runs:
-        raise ConfigError(f"{file} holds no events")
     if run is not None and not 1 <= run <= len(runs):
         raise ConfigError(f"--run {run}: {file} holds runs 1 to {len(runs)}")
     chosen = len(runs) if run is None else run
@@ -136,7 +136,8 @@ def _show(log: Replay, seq: int | None) -> None:
 
 
 def _line(event: CacheEvent) -> str:
-    words = [f"{event.seq}: {event.kind} at {event.boundary:,}"]
+    where = f"of {', '.join(f'{p:,}' for p in event.points)}" if event.points else f"at {event.boundary:,}"
+    words = [f"{event.seq}: {event.kind} {where}"]
     if event.checkpoint is not None:
         words.append(f"checkpoint {event.checkpoint}")
     if event.n_bytes:
