@@ -6,6 +6,7 @@ The flags about the model and how it runs are in ``flags.py``; those of the HTTP
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -95,7 +96,7 @@ def serve(
         limits=Limits(),
         sampling=sampling(temp, top_k, top_p, min_p, seed),
         max_tokens=None if n_predict < 0 else n_predict,
-        timeout_s=timeout or None,
+        timeout_s=timeout if 0 < timeout < math.inf else None,
         isolate_keys=isolate_keys,
         normalise_noise=not keep_noise,
         reasoning_format=reasoning_format,

@@ -103,6 +103,12 @@ def check_flags(**flags: Unpack[EngineFlags]) -> EngineFlags:
         )
     if not full["cache"] and full["cache_disk"] is not None:
         raise ConfigError("--no-cache and --cache-disk contradict each other; leave one of them out")
+    for name in ("cache_ram_bytes", "cache_disk_bytes"):
+        n_bytes = full[name]  # type: ignore[literal-required]
+        if n_bytes is not None and n_bytes < 0:
+            raise ConfigError(f"--{name.replace('_', '-')} {n_bytes}: a size is 0 or more; leave it out for the default")
+    if full["cache_disk_spacing"] < 1:
+        raise ConfigError(f"--cache-disk-spacing {full['cache_disk_spacing']}: use 1 or more")
     if full["cache_disk_staging_bytes"] < MIN_STAGING_BYTES:
         raise ConfigError(
             f"--cache-disk-staging-bytes {full['cache_disk_staging_bytes']}: use at least {MIN_STAGING_BYTES}"

@@ -198,6 +198,9 @@ def test_defaults_are_those_of_the_engine() -> None:
         ({"ctx_size": 2_000_000_000, "sessions": 64}, "--ctx-size"),
         ({"cache": False, "cache_disk": "d"}, "contradict"),
         ({"cache_disk_staging_bytes": 1}, "at least 4096"),
+        ({"cache_ram_bytes": -1}, "--cache-ram-bytes -1: a size is 0 or more"),
+        ({"cache_disk_bytes": -5}, "--cache-disk-bytes -5: a size is 0 or more"),
+        ({"cache_disk_spacing": 0}, "use 1 or more"),
     ],
 )
 def test_what_cannot_work_is_said_before_a_model_is_loaded(flags: dict[str, Any], words: str) -> None:
