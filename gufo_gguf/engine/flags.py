@@ -106,7 +106,7 @@ def check_flags(**flags: Unpack[EngineFlags]) -> EngineFlags:
     for name in ("cache_ram_bytes", "cache_disk_bytes"):
         n_bytes = full[name]  # type: ignore[literal-required]
         if n_bytes is not None and n_bytes < 0:
-            raise ConfigError(f"--{name.replace('_', '-')} {n_bytes}: a size is 0 or more; leave it out for the default")
+            raise ConfigError(f"--{name.replace('_', '-')} {n_bytes}: a size is 0 or more")
     if full["cache_disk_spacing"] < 1:
         raise ConfigError(f"--cache-disk-spacing {full['cache_disk_spacing']}: use 1 or more")
     if full["cache_disk_staging_bytes"] < MIN_STAGING_BYTES:
