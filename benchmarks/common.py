@@ -56,3 +56,15 @@ def report(name: str, lines: list[str], data: Mapping[str, Any]) -> None:
         print("  " + line)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps({"environment": environment(), **data}, indent=1))
+
+
+class Table:
+    """Rows as they come: a run that is cut off has said what it measured."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.data: dict[str, Any] = {}
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+        print("  ... " + line, flush=True)

@@ -24,22 +24,17 @@ def _firsts(data: Data) -> dict[str, dict[str, Any]]:
 
 def first_tokens(data: Data, path: Path) -> None:
     """One panel per workload: each request's time to its first token, every server a line."""
-    from matplotlib import pyplot as plt
 
     runs = _firsts(data)
-    columns = 2
-    rows = -(-len(runs) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(11, 2.6 * rows), squeeze=False)
-    for axis, (workload, by_server) in zip(axes.flat, runs.items(), strict=False):
+    figure, panels = _panels(len(runs), 2.6)
+    for axis, (workload, by_server) in zip(panels, runs.items(), strict=True):
         for server, run in by_server.items():
             axis.plot([s["first_token_ms"] for s in run["samples"]], marker=".", lw=1, label=server)
         axis.set_yscale("log")
         axis.set_title(workload, fontsize=9)
         axis.set_xlabel("request")
         axis.set_ylabel("first token, ms")
-    for axis in list(axes.flat)[len(runs) :]:
-        axis.set_axis_off()
-    axes.flat[0].legend(fontsize=8)
+    panels[0].legend(fontsize=8)
     _save(figure, path)
 
 
@@ -67,24 +62,32 @@ def prefilled(data: Data, path: Path) -> None:
 
 def memory(data: Data, path: Path) -> None:
     """What is kept over the run, with shared rows and as whole copies would be; gufo alone knows."""
-    from matplotlib import pyplot as plt
 
     runs = {w: by["gufo"] for w, by in _firsts(data).items() if by.get("gufo", {}).get("memory")}
     if not runs:
         return
-    rows = -(-len(runs) // 2)
-    figure, axes = plt.subplots(rows, 2, figsize=(11, 2.4 * rows), squeeze=False)
-    for axis, (workload, run) in zip(axes.flat, runs.items(), strict=False):
+    figure, panels = _panels(len(runs), 2.4)
+    for axis, (workload, run) in zip(panels, runs.items(), strict=True):
         for key, label in (("whole_copies", "as whole copies"), ("retained", "kept, rows shared"), ("disk", "on disk")):
             values = [m.get(key, 0) / 1e6 for m in run["memory"]]
             if any(values):
                 axis.plot(values, lw=1, label=label)
         axis.set_title(workload, fontsize=9)
         axis.set_ylabel("MB")
-    for axis in list(axes.flat)[len(runs) :]:
-        axis.set_axis_off()
-    axes.flat[0].legend(fontsize=8)
+    panels[0].legend(fontsize=8)
     _save(figure, path)
+
+
+def _panels(n: int, height: float) -> tuple[Any, list[Any]]:
+    """A figure of n panels, two in a row, each ``height`` inches high."""
+    from matplotlib import pyplot as plt
+
+    rows = -(-n // 2)
+    figure, axes = plt.subplots(rows, 2, figsize=(11, height * rows), squeeze=False)
+    panels = list(axes.flat)
+    for spare in panels[n:]:
+        spare.set_axis_off()
+    return figure, panels[:n]
 
 
 def _save(figure: Any, path: Path) -> None:

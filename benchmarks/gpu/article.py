@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from benchmarks.common import median, report
+from benchmarks.common import Table, median, report
 from benchmarks.gpu.load import N_WARM, arguments, edited, edits, place, text
 from gufo_gguf.backend.llama import LlamaOptions
 from gufo_gguf.engine.engine import Engine, EngineOptions
@@ -39,17 +39,7 @@ def ask(engine: Engine, tokens: list[int], n: int = 1) -> Finished:
     return event
 
 
-class Table:
-    """Rows as they come: a run that is cut off has said what it measured."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.data: dict[str, Any] = {}
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-        print("  ... " + line, flush=True)
-
+class Rows(Table):
     def row(self, name: str, end: Finished, more: str = "") -> Finished:
         t, r = end.timings, end.report
         self.data[name] = {
@@ -68,8 +58,8 @@ class Table:
         return end
 
 
-def conversation(path: Path, options: LlamaOptions, n: int, folder: Path) -> Table:
-    table = Table()
+def conversation(path: Path, options: LlamaOptions, n: int, folder: Path) -> Rows:
+    table = Rows()
     settings = EngineOptions(
         llama=options, cache_disk=folder / "cache", cache_disk_bytes=32 << 30, cache_ram_bytes=24 << 30
     )
@@ -132,7 +122,7 @@ def _settle(engine: Engine, timeout_s: float = 120) -> None:
         time.sleep(0.1)
 
 
-def _decode_beside_writer(engine: Engine, table: Table) -> dict[str, Any]:
+def _decode_beside_writer(engine: Engine, table: Rows) -> dict[str, Any]:
     """Short answers of another conversation while the checkpoints go to disk, and the same afterwards."""
     prompt = text(7, 300)
     rates: dict[str, list[float]] = {"writing": [], "quiet": []}
@@ -184,7 +174,7 @@ def _state_bytes(engine: Engine, end: Finished) -> int:
 
 
 def _compare_with_files(
-    table: Table, name: str, end: Finished, n_restored: int, files: list[Path], *, dropped: bool
+    table: Rows, name: str, end: Finished, n_restored: int, files: list[Path], *, dropped: bool
 ) -> dict[str, float]:
     """The restore's rate against reading the folder's files one after the other, and against their checksum."""
     if dropped:

@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.common import report
+from benchmarks.common import Table, report
 from benchmarks.gpu.load import N_WARM, arguments, edited, edits, place, text
 from gufo_gguf.core import env
 
@@ -120,17 +120,7 @@ def running(which: Kind, folder: Path) -> Iterator[Server]:
         server.close()
 
 
-class Table:
-    """Rows as they come: a run that is cut off has said what it measured."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.data: dict[str, Any] = {}
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-        print("  ... " + line, flush=True)
-
+class Rows(Table):
     def row(
         self, server: Server, name: str, tokens: list[int], changed: int | None = None, before_s: float = 0
     ) -> None:
@@ -154,8 +144,8 @@ class Table:
         self.say(f"decode of {_N_DECODE - 1} tokens at {len(tokens)}: {self.data['decode']:.1f} tok/s")
 
 
-def conversation(which: Kind, n: int, folder: Path) -> Table:
-    table, base = Table(), text(1, n)
+def conversation(which: Kind, n: int, folder: Path) -> Rows:
+    table, base = Rows(), text(1, n)
     turn2 = base + text(2, 60)
     turn3 = turn2 + text(4, 60)
     with running(which, folder) as server:

@@ -26,8 +26,8 @@ def cgroup_available(root: Path = CGROUP) -> int | None:
     return None
 
 
-def available_bytes(root: Path = CGROUP) -> int:
-    """What the kernel calls available, cut down to what a cgroup still allows."""
-    free = int(psutil.virtual_memory().available)
+def available_bytes(root: Path = CGROUP, *, free: int | None = None) -> int:
+    """What the kernel calls available (or ``free``), cut down to what a cgroup still allows."""
+    free = int(psutil.virtual_memory().available) if free is None else free
     limit = cgroup_available(root)
     return free if limit is None else min(free, limit)

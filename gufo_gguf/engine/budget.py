@@ -9,20 +9,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import psutil
-
 from gufo_gguf.cache.types import CacheLimits, StateShape
-from gufo_gguf.core.memory import CGROUP, cgroup_available
+from gufo_gguf.core.memory import CGROUP, available_bytes
 
 AUTOMATIC_MAX = 32 << 30
 
 
 def automatic_ram_bytes(mapped_model_bytes: int = 0, *, available: int | None = None, root: Path = CGROUP) -> int:
     """The default of --cache-ram-bytes, in bytes."""
-    free = psutil.virtual_memory().available if available is None else available
-    limit = cgroup_available(root)
-    if limit is not None:
-        free = min(free, limit)
+    free = available_bytes(root, free=available)
     return min(max(0, free - mapped_model_bytes) // 2, AUTOMATIC_MAX)
 
 
