@@ -77,12 +77,12 @@ def agent_table(data: Data) -> list[str]:
 
 
 def serve_table(data: Data) -> list[str]:
-    out = [f"{data['model']}, speed of gufo over llama-server's (median over interleaved rounds, range):", ""]
+    out = [f"{data['model']}, speed of gufo over llama-server's (median of pairs, quartiles):", ""]
     out += ["| case | ratio |", "|---|---|"]
     for name, case in data["cases"].items():
         middle, least, largest = case["ratio"]
         out.append(f"| {name} | {middle:.3f} ({least:.2f} .. {largest:.2f}) |")
-    return [*out, f"| time per token outside the model, one stream | {median(data['overhead_us']):.0f} µs |"]
+    return out
 
 
 def restart_table(data: Data) -> list[str]:

@@ -5,10 +5,11 @@
 capture    one capture on the request path, against a memcpy of the private state
 overhead   requests that reuse nothing, with the cache on, against --no-cache
 rss        resident memory over many requests, beyond the budget
-neighbour  a stream that decodes while a long conversation goes to disk, against one that decodes alone
+neighbour  a stream that decodes while other conversations go to disk, against one that decodes alone
 eight      eight conversations of 8,000 tokens that share 6,000, one slot, a budget of four full copies
 
-Without a model the tiny qwen4exp is used.
+Without a model the tiny qwen4exp is used; for ``neighbour`` a generated one with the layers, heads and
+state of Flash-Next (27,648 bytes a row, 118 MB private) but a narrow width and few experts.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 import psutil
 
 from benchmarks.common import interleaved, median, report, spread
+from benchmarks.micro.state import model_file
 from gufo_gguf.backend.llama import LlamaOptions
 from gufo_gguf.core import env
 from gufo_gguf.engine.engine import Engine, EngineOptions
@@ -122,14 +124,27 @@ def bench_rss(path: Path, requests: int) -> None:
     )
 
 
-def bench_neighbour(path: Path, rounds: int, deep: int, n_decode: int) -> None:
-    """One slot decodes; the other's conversation is written meanwhile, or there is nothing to write."""
-    n_ctx = deep + 2048
-    alone, beside, written = [], [], 0
+def bench_neighbour(path: Path, pairs: int, n_decode: int, threads: int) -> None:
+    """A stream decodes while other conversations' checkpoints are written, or there is nothing to write.
+
+    The stream itself neither reads nor writes the cache.  What is to be written is computed before it
+    starts, as one batch of requests, so that the writer finds no pause in which to get ahead.
+    """
+    process = psutil.Process()
+    options = LlamaOptions(n_ctx=1024, n_slots=2, n_threads=threads)
+    samples: dict[str, list[float]] = {"alone": [], "beside": []}
+    rates, dry = [], 0
     with tempfile.TemporaryDirectory() as folder:
-        options = LlamaOptions(n_ctx=n_ctx, n_slots=2, n_threads=1)
-        settings = EngineOptions(llama=options, cache_ram_bytes=4 << 30, cache_disk=Path(folder), cache_disk_spacing=1)
+        settings = EngineOptions(
+            llama=options,
+            cache_ram_bytes=2 << 30,
+            cache_disk=Path(folder),
+            cache_disk_bytes=2 << 30,
+            cache_disk_spacing=1,
+        )
         with Engine.load(path, settings) as engine:
+            status = engine.cache_status()
+            seeds = iter(range(20_000, 30_000))
 
             def disk() -> dict[str, Any]:
                 return engine.cache_status()["disk"]
@@ -138,32 +153,49 @@ def bench_neighbour(path: Path, rounds: int, deep: int, n_decode: int) -> None:
                 while disk()["waiting"]:
                     time.sleep(0.05)
 
-            def stream(seed: int) -> float:
-                """Seconds a token; one prompt, so that it continues itself."""
-                tokens_ = tokens(10_000, 600) + tokens(seed, 8)
-                end = ask(engine, tokens_, n=n_decode)
-                return end.timings.predicted_ms / 1e3 / (end.timings.predicted_n - 1)
+            def stream() -> tuple[float, float]:
+                """(seconds a token, bytes a second that the process wrote meanwhile)."""
+                request = GenerateRequest(
+                    as_tokens(tokens(10_000, 16)), sampling=GREEDY, max_tokens=n_decode, cache_prompt=False
+                )
+                written, started = process.io_counters().write_chars, time.perf_counter()
+                *_, end = engine.submit(request)
+                assert isinstance(end, Finished) and end.error is None
+                rate = (process.io_counters().write_chars - written) / (time.perf_counter() - started)
+                return end.timings.predicted_ms / 1e3 / (end.timings.predicted_n - 1), rate
 
-            stream(0)
-            for i in range(rounds):
-                drain()
-                alone.append(stream(1 + 2 * i))
-                drain()
-                before = disk()["disk_writes_total"]
-                ask(engine, tokens(20_000 + i, deep))
-                beside.append(stream(2 + 2 * i))
-                written += disk()["disk_writes_total"] - before
-        n_bytes = sum(f.stat().st_size for f in Path(folder).rglob("*") if f.is_file())
-    ratios = [a / b for a, b in zip(alone, beside, strict=True)]
+            def conversations() -> None:
+                running = [
+                    engine.submit(GenerateRequest(as_tokens(tokens(next(seeds), n)), sampling=GREEDY, max_tokens=1))
+                    for n in (300, 40, 40, 40, 40)
+                ]
+                for events in running:
+                    list(events)
+
+            stream()
+            for i in range(pairs):
+                for case in ("alone", "beside") if i % 2 else ("beside", "alone"):
+                    drain()
+                    if case == "beside":
+                        conversations()
+                    seconds, rate = stream()
+                    samples[case].append(seconds)
+                    if case == "beside":
+                        rates.append(rate)
+                        dry += not disk()["waiting"]
+    ratios = [a / b for a, b in zip(samples["alone"], samples["beside"], strict=True)]
     report(
         "cache-neighbour",
         [
-            f"decoding alone           {spread(alone)} a token",
-            f"while {deep} tokens are written {spread(beside)} a token; "
-            f"{written} checkpoints written meanwhile, {n_bytes / 1e6:.0f} MB in all",
-            f"token rate beside a write over alone {median(ratios):.3f}   (goal >= 0.95)",
+            f"{status['row_bytes']:,} bytes a row, {status['private_bytes'] / 1e6:.0f} MB private; threads: {threads}; "
+            f"{pairs} pairs in turn, {n_decode} tokens each",
+            f"nothing to write     {spread(samples['alone'])} a token",
+            f"while being written  {spread(samples['beside'])} a token; {median(rates) / 1e6:.0f} MB/s written "
+            f"({min(rates) / 1e6:.0f} .. {max(rates) / 1e6:.0f}); nothing left before the end in {dry} of {pairs}",
+            f"token rate beside writing over alone, median of pairs {median(ratios):.3f} "
+            f"({min(ratios):.3f} .. {max(ratios):.3f})   (goal >= 0.95)",
         ],
-        {"alone": alone, "beside": beside},
+        {**samples, "bytes_per_s": rates, "ran_dry": dry, "threads": threads},
     )
 
 
@@ -197,8 +229,9 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", choices=["capture", "overhead", "rss", "neighbour", "eight"])
-    parser.add_argument("--deep", type=int, default=2000, help="neighbour: tokens that are written")
-    parser.add_argument("--decode", type=int, default=24, help="neighbour: tokens of the stream")
+    parser.add_argument("--decode", type=int, default=40, help="neighbour: tokens of the stream")
+    parser.add_argument("--threads", type=int, default=1, help="neighbour: threads of the model")
+    parser.add_argument("--layers", type=int, default=48, help="neighbour: layers of the generated model")
     args = parser.parse_args()
     path = args.model
     if path is None:
@@ -207,11 +240,16 @@ def main() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_tiny("qwen4exp", path)
     quick = args.quick
+
+    def neighbour() -> None:
+        large = args.model or model_file(args.layers)
+        bench_neighbour(large, 2 if quick else 6, args.decode, args.threads)
+
     parts = {
         "capture": lambda: bench_capture(path, 5 if quick else 15),
         "overhead": lambda: bench_overhead(path, 4 if quick else 15),
         "rss": lambda: bench_rss(path, 150 if quick else 1000),
-        "neighbour": lambda: bench_neighbour(path, 3 if quick else 6, args.deep, args.decode),
+        "neighbour": neighbour,
         "eight": lambda: bench_eight(path, 0.25 if quick else 1.0),
     }
     for name, part in parts.items():

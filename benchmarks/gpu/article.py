@@ -58,11 +58,9 @@ class Rows(Table):
         return end
 
 
-def conversation(path: Path, options: LlamaOptions, n: int, folder: Path) -> Rows:
+def conversation(path: Path, settings: EngineOptions, n: int) -> Rows:
     table = Rows()
-    settings = EngineOptions(
-        llama=options, cache_disk=folder / "cache", cache_disk_bytes=32 << 30, cache_ram_bytes=24 << 30
-    )
+    assert settings.cache_disk is not None
     base = text(1, n)
     turn2 = base + text(2, 60)
     turn3 = turn2 + text(4, 60)
@@ -87,7 +85,7 @@ def conversation(path: Path, options: LlamaOptions, n: int, folder: Path) -> Row
         f"on disk {status['used_bytes'] / 1e9:.2f} GB in {status['checkpoints']} checkpoints; "
         f"check(): {problems or 'nothing'}"
     )
-    files = [f for f in (folder / "cache").rglob("*") if f.is_file()]
+    files = [f for f in settings.cache_disk.rglob("*") if f.is_file()]
     with Engine.load(path, settings) as engine:
         ask(engine, text(99, N_WARM))
         warm = table.row("disk, after a restart", ask(engine, turn3))
@@ -101,7 +99,7 @@ def conversation(path: Path, options: LlamaOptions, n: int, folder: Path) -> Row
     table.data["streams_dropped"] = _compare_with_files(
         table, "page cache dropped", dropped, n_restored, files, dropped=True
     )
-    with Engine.load(path, EngineOptions(llama=options, cache=False)) as engine:
+    with Engine.load(path, EngineOptions(llama=settings.llama, cache=False)) as engine:
         ask(engine, text(99, N_WARM))
         decode_off = decode_rate(engine, turn3 + text(5, 8))  # cold: nothing is reused
     share = decode_on / decode_off
@@ -202,10 +200,19 @@ def _compare_with_files(
 
 
 def main() -> None:
-    args = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--staging", type=int, default=1, help="MiB of staging for the disk tier")
+    args = parser.parse_args()
     with place(args) as (path, folder):
         options = LlamaOptions(n_ctx=args.tokens + 4096, n_slots=1, n_threads=args.threads)
-        table = conversation(path, options, args.tokens, folder)
+        settings = EngineOptions(
+            llama=options,
+            cache_disk=folder / "cache",
+            cache_disk_bytes=32 << 30,
+            cache_disk_staging_bytes=args.staging << 20,
+            cache_ram_bytes=24 << 30,
+        )
+        table = conversation(path, settings, args.tokens)
         report("gpu-article", table.lines, table.data)
 
 

@@ -2,25 +2,27 @@
 
     python -m benchmarks.serve [--model NAME] [--rounds N] [--quick]
 
-Both servers run all the time (an idle one uses no processor) and take turns, so that what the machine
-does meanwhile meets both.  Same model, threads, slots, context; their defaults otherwise.
+Both servers run all the time (an idle one uses no processor) and take turns in many short pairs, so that
+what the machine does meanwhile meets both.  Same model, threads, slots, context; their defaults otherwise.
 
 decode N     tokens per second of N streams together, while all of them generate
 prefill      tokens per second of a cold prompt, at the client
 short first  time to the first token of a short request that comes while a long prompt is computed
 cold         wall time of a request that reuses nothing
-overhead     time per token at the client beyond the time inside llama_decode, one stream (gufo alone)
+
+What HTTP and scheduling add to a token: ``python -m benchmarks.serve.overhead``.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from benchmarks.agent.http import Http
 from benchmarks.agent.servers import Gufo, Llama, Setup
@@ -40,13 +42,20 @@ class Case:
     run: Callable[[Http, int], float]
     """(server, seed) -> rate or seconds."""
     more_is_better: bool
+    every: int
+    """Run in each such round: what takes long is asked less often."""
     samples: dict[str, list[float]] = field(default_factory=dict)
 
     def ratio(self) -> tuple[float, float, float]:
-        """gufo over llama-server as a speed (above 1: gufo is faster): median, least, largest over the rounds."""
+        """gufo over llama-server as a speed (above 1: gufo is faster): median and quartiles of the pairs.
+
+        A pair is two runs one after the other; a machine that other work slows down for seconds spoils a
+        pair, not the median of many.
+        """
         pairs = zip(self.samples["gufo"], self.samples["llama"], strict=True)
         ratios = [a / b if self.more_is_better else b / a for a, b in pairs]
-        return median(ratios), min(ratios), max(ratios)
+        low, middle, high = np.percentile(ratios, (25, 50, 75))
+        return float(middle), float(low), float(high)
 
 
 def decode(n: int, n_answer: int) -> Callable[[Http, int], float]:
@@ -70,9 +79,9 @@ def short_during_long(n_long: int) -> Callable[[Http, int], float]:
         long = threading.Thread(target=ask, args=(http, prompt(seed, n_long), 1))
         long.start()
         time.sleep(0.1)
-        short = ask(http, prompt(seed + 1, 32), 4)
         if not long.is_alive():
-            raise RuntimeError("the long prompt was over before the short one; make it longer")
+            raise RuntimeError("the long prompt was over before the short one was sent; make it longer")
+        short = ask(http, prompt(seed + 1, 32), 4)
         long.join()
         return short.first_s
 
@@ -87,28 +96,12 @@ def cold(n_tokens: int, n_answer: int) -> Callable[[Http, int], float]:
     return run
 
 
-def overhead_us(http: Http, n_answer: int, seed: int) -> float:
-    """Microseconds per token beyond the passes themselves, from the server's own count of seconds in passes."""
-
-    def passes() -> float:
-        text = http.text("/metrics")
-        found = re.search(r"^gufo_decode_seconds_total\S* (\S+)$", text, re.M)
-        if found is None:
-            raise RuntimeError("/metrics does not count seconds of decoding")
-        return float(found[1])
-
-    before = passes()
-    stream = ask(http, prompt(seed, 16), n_answer)
-    spent = passes() - before
-    return 1e6 * (stream.token_s[-1] - stream.token_s[0] - spent) / (n_answer - 1)
-
-
 def cases_of(quick: bool) -> list[Case]:
-    n_answer = 64 if quick else 192
-    found = [Case(f"decode {n}", decode(n, n_answer), True) for n in (1, 2, 4, 8)]
-    found.append(Case("prefill", prefill(1024 if quick else 4096), True))
-    found.append(Case("short first", short_during_long(4096 if quick else 7168), False))
-    found.append(Case("cold", cold(512 if quick else 1024, 32), False))
+    n_answer = 48 if quick else 64
+    found = [Case(f"decode {n}", decode(n, n_answer), True, every) for n, every in ((1, 1), (2, 1), (4, 2), (8, 2))]
+    found.append(Case("prefill", prefill(512 if quick else 1024), True, 2))
+    found.append(Case("cold", cold(384 if quick else 1024, 32), False, 2))
+    found.append(Case("short first", short_during_long(2048 if quick else 4096), False, 6))
     return found
 
 
@@ -118,41 +111,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--model", default="smollm2", help="file, smollm2, owlet, or the name of a tiny architecture")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--quick", action="store_true", help="short answers and prompts, three rounds")
+    parser.add_argument("--rounds", type=int, help="default: 24, with --quick 6")
+    parser.add_argument("--quick", action="store_true", help="short answers and prompts, few rounds")
     parser.add_argument("--only", help="names of cases, with commas")
     args = parser.parse_args(arguments)
     cases = [c for c in cases_of(args.quick) if args.only is None or c.name in args.only.split(",")]
     setup = Setup(bench_model(args.model), 8192, N_SLOTS, args.threads, 1 << 30)
     servers = {"gufo": Gufo(setup), "llama": Llama(setup, find_program("llama-server"), best=False)}
-    overheads: list[float] = []
+    n_rounds = args.rounds or (6 if args.quick else 24)
     seed = 0
     try:
         for server in servers.values():
             server.start()
             together(server.http, [prompt(7 + i, 64) for i in range(N_SLOTS)], 8)  # pages, threads, compiled parts
-        for number in range(3 if args.quick else args.rounds):
+        for number in range(n_rounds):
             for case in cases:
-                for name in servers if number % 2 == 0 else reversed(servers):
+                if number % case.every:
+                    continue
+                for name in servers if number // case.every % 2 == 0 else reversed(servers):
                     seed += 10
                     case.samples.setdefault(name, []).append(case.run(servers[name].http, seed))
-            overheads.append(overhead_us(servers["gufo"].http, 128, seed + 5))
-            print(f"round {number + 1}", file=sys.stderr, flush=True)
+            print(f"round {number + 1} of {n_rounds}", file=sys.stderr, flush=True)
     finally:
         for server in servers.values():
             server.stop()
-    lines = [f"{setup.model.stem}, {args.threads} thread(s), {N_SLOTS} slots; speed of gufo over llama-server"]
+    title = f"{setup.model.stem}, {args.threads} thread(s), {N_SLOTS} slots; speed of gufo over llama-server"
+    lines = [f"{title}: median of the pairs (quarters)"]
     for case in cases:
-        middle, least, largest = case.ratio()
+        middle, low, high = case.ratio()
         goal = GOALS[case.name.rstrip(" 0123456789")]
         values = "  ".join(f"{name} {median(got):,.3f}" for name, got in case.samples.items())
         unit = "tok/s" if case.more_is_better else "s"
-        lines.append(f"{case.name:<12}{middle:6.3f} ({least:.2f} .. {largest:.2f})   goal {goal}   {values} {unit}")
-    lines.append(
-        f"overhead    {median(overheads):6.0f} us a token ({min(overheads):.0f} .. {max(overheads):.0f})   goal 150"
-    )
+        n = len(case.samples["gufo"])
+        lines.append(
+            f"{case.name:<12}{middle:6.3f} ({low:.2f} .. {high:.2f}) of {n:2d}   goal {goal}   {values} {unit}"
+        )
     data = {case.name: {"samples": case.samples, "ratio": case.ratio()} for case in cases}
-    report(f"serve-{args.model}", lines, {"model": setup.model.stem, "cases": data, "overhead_us": overheads})
+    report(f"serve-{args.model}", lines, {"model": setup.model.stem, "cases": data})
     return 0
 
 

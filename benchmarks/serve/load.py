@@ -18,7 +18,10 @@ class Stream:
 
     sent_s: float = 0.0
     token_s: list[float] = field(default_factory=list)
-    """One entry per generated token; tokens that came in one event share a time."""
+    """One entry per token that came; tokens of one event share a time.  llama-server leaves out those that
+    end inside a character, so there may be fewer than ``n_answer``."""
+    n_answer: int = 0
+    """Generated tokens, as the server counted them."""
     n_prompt: int = 0
     n_cached: int = 0
 
@@ -44,8 +47,10 @@ def ask(http: Http, tokens: list[int], n_answer: int) -> Stream:
         if event.get("stop"):
             timings = event["timings"]
             stream.n_prompt, stream.n_cached = int(timings["prompt_n"]), int(timings["cache_n"])
-    if len(stream.token_s) != n_answer:
-        raise RuntimeError(f"{len(stream.token_s)} tokens came, {n_answer} were asked for")
+            stream.n_answer = int(timings["predicted_n"])
+            stream.token_s = stream.token_s or [now]
+    if stream.n_answer != n_answer:
+        raise RuntimeError(f"{stream.n_answer} tokens were generated, {n_answer} were asked for")
     return stream
 
 
@@ -77,4 +82,5 @@ def decode_rate(streams: list[Stream]) -> float:
     begin, end = max(s.token_s[0] for s in streams), min(s.token_s[-1] for s in streams)
     if end <= begin:
         raise ValueError("the streams never generated at the same time; ask for longer answers")
-    return sum(sum(begin < t <= end for t in s.token_s) for s in streams) / (end - begin)
+    seen = (sum(begin < t <= end for t in s.token_s) * s.n_answer / len(s.token_s) for s in streams)
+    return sum(seen) / (end - begin)
