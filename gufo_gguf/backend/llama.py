@@ -23,6 +23,7 @@ from gufo_gguf.backend.fit import UNCHECKED_CELLS, context_bytes
 from gufo_gguf.backend.libpath import build_info, library_dir
 from gufo_gguf.backend.vocab import Vocab
 from gufo_gguf.cache.types import Component, ComponentKind, Inventory, Tokens
+from gufo_gguf.core.cores import allowed_cores
 from gufo_gguf.core.errors import BackendError, ConfigError, ModelError, UnsupportedMemory
 from gufo_gguf.core.memory import available_bytes
 
@@ -58,9 +59,7 @@ def default_threads() -> int:
     """Physical cores this process may run on, at most 16."""
     import psutil
 
-    allowed = (
-        len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else psutil.cpu_count() or 1
-    )
+    allowed = allowed_cores()
     return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed, 16))
 
 

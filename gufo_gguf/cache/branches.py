@@ -145,11 +145,11 @@ def relation_of(track: Track, entry: Entry, found: dict[Key, Relation]) -> Relat
 
 def parent_of(track: Track | None, entry: Entry) -> Key | None:
     """The deepest lasting checkpoint strictly above, of the entry's tier."""
-    above = _deepest_above(track, entry.n_tokens - 1, entry.key[0])
+    above = deepest_upto(track, entry.n_tokens - 1, entry.key[0])
     return None if above is None else above[1].key
 
 
-def _deepest_above(track: Track | None, depth: int, tier: Tier) -> tuple[Track, Entry] | None:
+def deepest_upto(track: Track | None, depth: int, tier: Tier) -> tuple[Track, Entry] | None:
     """The deepest lasting entry of a tier at most at ``depth`` on the way down to this track."""
     while track is not None:
         for item in reversed(track.items[: track.n_upto(depth)]):
@@ -207,7 +207,7 @@ class Place:
 def place_of(tree: TokenTree, found: dict[Key, Relation], tokens: Tokens, tier: Tier, *, anchor: bool) -> Place:
     """The place of a newcomer with these tokens.  ``found``: ``relations(tree, tier)``."""
     track, depth = tree.match(tokens)[-1]
-    above = _deepest_above(track, depth, tier)
+    above = deepest_upto(track, depth, tier)
     if above is None:
         return Place()
     home, entry = above

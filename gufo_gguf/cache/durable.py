@@ -7,7 +7,6 @@ evicting one leaves the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gufo_gguf.cache.checkpoints import Checkpoint
@@ -97,9 +96,9 @@ class Durable:
     def last_use(self, number: int) -> int:
         return self._known[number].last_use_seq
 
-    def histories(self, scope: str) -> Iterator[tuple[Tokens, Origin]]:
-        """Tokens and origin of every durable checkpoint of a scope."""
-        return ((k.tokens, k.origin) for k in self._known.values() if k.scope == scope)
+    def deepest(self, scope: str, tokens: Tokens, inputs: tuple[InputMark, ...]) -> int:
+        """Tokens of the deepest durable checkpoint on this history, its end included; 0: none.  One walk."""
+        return self._t.index.deepest(scope, tokens, inputs, Tier.DISK)
 
     def take_freed(self) -> list[ChunkId]:
         """Chunks that left RAM since the last call; their files, if any, stay."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterator
 
-from gufo_gguf.cache.branches import Place, Relation, parent_of, place_of, relation_of, relations
+from gufo_gguf.cache.branches import Place, Relation, deepest_upto, parent_of, place_of, relation_of, relations
 from gufo_gguf.cache.cuts import cuts
 from gufo_gguf.cache.ghosts import Ghosts
 from gufo_gguf.cache.inputs import InputIds, blanked, is_input
@@ -206,6 +206,15 @@ class PrefixIndex:
             return Place()
         sought = self._inputs.sought(tokens, inputs)
         return place_of(tree, self.relations(scope, Tier.RAM), sought, Tier.RAM, anchor=anchor)
+
+    def deepest(self, scope: str, tokens: Tokens, inputs: tuple[InputMark, ...], tier: Tier) -> int:
+        """Tokens of the deepest lasting checkpoint of a tier that lies on this history, its end included; 0: none."""
+        tree = self._trees.get(scope)
+        if tree is None:
+            return 0
+        track, depth = tree.match(self._inputs.sought(tokens, inputs))[-1]
+        found = deepest_upto(track, depth, tier)
+        return 0 if found is None else found[1].n_tokens
 
     def lost(self, prompt: PromptView) -> int:
         """Tokens of the deepest state of this prompt that was evicted and has not come back; 0: none."""

@@ -33,6 +33,7 @@ from gufo_gguf.cli.flags import Chosen, option, with_model
 from gufo_gguf.cli.hip_findings import HipFacts, kfd_problem
 from gufo_gguf.cli.sizes import count, show_bytes
 from gufo_gguf.core import env
+from gufo_gguf.core.cores import allowed_cores
 from gufo_gguf.core.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _built(sections: dict[str, Section], threads: int) -> BuildFacts:
         graph_opt=env.variable("GGML_CUDA_GRAPH_OPT"),
         has_gpu=any("GPU" in d.kind for d in found),
         chosen_threads=threads or cores,
-        allowed_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or cores,
+        allowed_cores=allowed_cores(),
         hip=HipFacts(
             kfd_problem(), env.variable("GGML_CUDA_ENABLE_UNIFIED_MEMORY"), env.variable(env.ROCBLAS_VARIABLE)
         ),

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gufo_gguf.backend.base import Backend, Bytes, Logits
-from gufo_gguf.cache.durable import Durable
+from gufo_gguf.cache.durable import Durable, Export
 from gufo_gguf.cache.types import CheckpointId, ChunkId, Lease, MissReason, Origin, RestorePlan, Tokens
+from gufo_gguf.core.cores import allowed_cores
 from gufo_gguf.core.errors import StateRejected, StoreError
 from gufo_gguf.engine.disk_writer import DiskWriter
 from gufo_gguf.engine.pool import BufferPool
@@ -35,6 +36,9 @@ from gufo_gguf.store.types import BufferSource, CheckpointMeta, Damage, PartKind
 log = logging.getLogger("gufo.disk")
 
 _MAX_WANTED = 8
+
+_N_READERS = max(2, min(allowed_cores() // 2, 6))
+"""Threads that read and hash during a restore; the model waits for it, and its threads with it."""
 
 
 @dataclass(slots=True)
@@ -134,11 +138,13 @@ class DiskTier:
             self._restored = None
         if origin not in (Origin.PROMPT, Origin.LEARNED, Origin.FRONTIER):
             return
-        if self._there_already(parts.scope, parts.tokens):
-            self._durable.refused(checkpoint, len(parts.tokens), origin, "there_already")
+        n = len(parts.tokens)
+        before = self._deepest(parts)
+        if before == n:  # the state after exactly these tokens
+            self._durable.refused(checkpoint, n, origin, "there_already")
             return
-        if origin is Origin.PROMPT and self._too_close(parts.scope, parts.tokens):
-            self._durable.refused(checkpoint, len(parts.tokens), origin, "spacing")
+        if origin is Origin.PROMPT and before > max(0, n - self._spacing):
+            self._durable.refused(checkpoint, n, origin, "spacing")
             self._drop_skipped(parts.scope, parts.tokens)
             self._skipped = [*self._skipped[-63:], (checkpoint, parts.scope, parts.tokens)]
             return
@@ -157,19 +163,13 @@ class DiskTier:
 
         self._post(unbind)
 
-    def _there_already(self, scope: str, tokens: Tokens) -> bool:
-        """Is the state after exactly these tokens on disk, or waiting to be written?"""
-        return any(len(t) == len(tokens) and _begins(tokens, t) for t, _ in self._known(scope))
-
-    def _known(self, scope: str) -> list[tuple[Tokens, Origin]]:
-        """Histories that are on disk, or wanted there."""
-        waiting = [(w.tokens, w.origin) for w in self._wanted + self._queued if w.scope == scope]
-        return [*self._durable.histories(scope), *waiting]
-
-    def _too_close(self, scope: str, tokens: Tokens) -> bool:
-        """Is one of the same history, less than the spacing before, written or queued already?"""
-        n = len(tokens)
-        return any(n - self._spacing < len(t) and _begins(tokens, t) for t, _ in self._known(scope))
+    def _deepest(self, parts: Export) -> int:
+        """Tokens of the deepest checkpoint of this history that is on disk or waits for it; 0: none."""
+        deepest = self._durable.deepest(parts.scope, parts.tokens, parts.inputs)
+        for w in self._wanted + self._queued:
+            if w.scope == parts.scope and len(w.tokens) > deepest and _begins(parts.tokens, w.tokens):
+                deepest = len(w.tokens)
+        return deepest
 
     def _want(self, checkpoint: CheckpointId, scope: str, tokens: Tokens, origin: Origin) -> None:
         # a newer checkpoint of the same history makes a pending prompt checkpoint needless
@@ -319,6 +319,7 @@ class DiskTier:
             kinds=kinds,
             staging_bytes=self._staging_bytes,
             staging=staging,
+            threads=_N_READERS,
         ) as pieces:
             for piece in pieces:
                 if isinstance(piece, Damage):

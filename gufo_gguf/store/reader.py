@@ -42,12 +42,15 @@ READ_BYTES = 512 << 10
 """One read: small enough to be hashed out of the second-level cache it was just read into.  Each
 thread has a buffer of this size beside the staging ring."""
 
+STAGED_BYTES = 2 << 20
+"""At most one staged piece; each costs Python a turn, so a larger staging ring has larger pieces."""
+
 DIRECT_BYTES = 8 << 20
 """A piece that goes straight to its destination; it costs one hand-over, however many reads it takes."""
 
 Destination = Callable[[Part], memoryview | None]
 """A writable buffer of part.n_bytes, or None for staging.  Called by the iterating thread, in part
-order, when at most ``parts_ahead - 1`` parts were begun and not completely handed over."""
+order, when at most ``threads`` parts were begun and not completely handed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +109,23 @@ class Restore:
         staging_bytes: int = 1 << 20,
         staging: memoryview | None = None,
         threads: int = 2,
-        parts_ahead: int = 3,
     ) -> None:
         """``staging_bytes`` bounds what is read ahead into the staging ring; ``staging`` is memory for it
-        (that long at least: pinned, say, where pieces go on to a device), else the ring is made here."""
+        (that long at least: pinned, say, where pieces go on to a device), else the ring is made here.
+
+        ``threads`` is the most that work: those that staging has no pieces for are not started.
+        """
         self._fs = fs
         self._parts = parts
         self._destination = destination
-        self._staged_bytes = max(1, min(READ_BYTES // 2, staging_bytes // 4))
+        piece = min(max(READ_BYTES // 2, staging_bytes // 16), STAGED_BYTES)
+        self._staged_bytes = max(1, min(piece, staging_bytes // 4))
         self._n_staging = max(1, staging_bytes // self._staged_bytes)
         self._staging = memoryview(b"") if staging is None else staging
-        self._parts_ahead = max(1, parts_ahead)
+        if destination is None:  # one piece is with the caller, one waits for it
+            threads = min(threads, max(2, self._n_staging - 2))
         self._n_threads = max(1, threads)
+        self._parts_ahead = self._n_threads + 1
         # One lock, three reasons to wait: a wake-up of the wrong thread costs as much as a read.
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -163,7 +171,7 @@ class Restore:
         at = 0
         more = True
         while True:
-            # 1. Begin as many pieces as buffers and parts_ahead allow.
+            # 1. Begin as many pieces as buffers and the parts ahead allow.
             while more:
                 if opened is None or at >= opened.part.n_bytes:
                     if n_parts >= self._parts_ahead:

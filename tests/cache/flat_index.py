@@ -67,6 +67,11 @@ class FlatIndex:
                     found.append((cut, tier, number, False))
         return found, common
 
+    def deepest(self, scope: str, tokens: object, inputs: tuple[InputMark, ...], tier: Tier) -> int:
+        wanted = symbols(tokens, inputs)
+        on_it = (len(k.history) for k in self._lasting(scope, tier) if wanted[: len(k.history)] == k.history)
+        return max(on_it, default=0)
+
     # -- relations -------------------------------------------------------------------------------
     def _lasting(self, scope: str, tier: Tier) -> list[Known]:
         return [k for k in self.known.values() if k.scope == scope and k.entry.key[0] is tier and k.entry.covers]

@@ -121,6 +121,9 @@ class IndexMachine(RuleBasedStateMachine):
     def look(self, history: Any, scope: str, more: list[int]) -> None:
         tokens, inputs = history[0] + more, history[1]
         assert_same_lookup(self.index, self.model, PromptView(scope, toks(*tokens), inputs=inputs))
+        for tier in (Tier.RAM, Tier.DISK):
+            asked = (scope, toks(*tokens), inputs, tier)
+            assert self.index.deepest(*asked) == self.model.deepest(*asked)
 
     @invariant()
     def consistent(self) -> None:

@@ -177,6 +177,20 @@ def test_few_descriptors_however_many_files() -> None:
     assert fs.n_open == 1
 
 
+@pytest.mark.parametrize(("threads", "staging_bytes", "started"), [(6, 1 << 20, 2), (6, 16 << 20, 6), (2, 16 << 20, 2)])
+def test_no_more_threads_than_staging_feeds(threads: int, staging_bytes: int, started: int) -> None:
+    import threading
+
+    world = World(SimFS())
+    record = world.write_durably(Spec("long", 64 * 60 + 7))
+    before = threading.active_count()
+    with world.store.restore(record, threads=threads, staging_bytes=staging_bytes) as pieces:
+        going = iter(pieces)
+        next(going)
+        assert threading.active_count() == before + started
+    assert threading.active_count() == before
+
+
 def test_a_restore_given_up_half_way_leaves_no_descriptor_and_no_thread() -> None:
     import threading
 

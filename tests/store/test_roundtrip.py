@@ -241,7 +241,7 @@ def test_parts_can_be_left_out_and_delivered_in_place() -> None:
     assert {k: bytes(v) for k, v in buffers.items()} == want
 
 
-@pytest.mark.parametrize("staging_bytes", [1, 3, 100, 1 << 20])
+@pytest.mark.parametrize("staging_bytes", [1, 3, 100, 1 << 20, 8 << 20])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_restore_in_pieces_of_any_size(staging_bytes: int, threads: int) -> None:
     fs = SimFS()
