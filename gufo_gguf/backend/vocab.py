@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes as c
 import functools
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ class Vocab:
                 parse_special,
             )
             if n >= 0:
-                return [int(x) for x in ids[:n]]
+                return ids[:n].tolist()  # type: ignore[no-any-return]
             ids = np.empty(-n, dtype=np.int32)
         raise BackendError("the tokenizer gave more tokens than it announced")
 
@@ -72,5 +72,5 @@ class Vocab:
         """Does this token end a generation?"""
         return bool(self._low.llama_vocab_is_eog(self._vocab, token))
 
-    def detokenize(self, tokens: Iterable[int] | Tokens) -> bytes:
-        return b"".join(self.piece(int(t)) for t in tokens)
+    def detokenize(self, tokens: Sequence[int] | Tokens) -> bytes:
+        return b"".join(map(self.piece, np.asarray(tokens).tolist()))

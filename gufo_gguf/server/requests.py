@@ -31,6 +31,8 @@ def tokenize_prompt(vocab: VocabPort, prompt: Prompt) -> Tokens:
     """Text gets BOS where the model wants one, at the start only; ids are taken as they are."""
     if isinstance(prompt, str):
         return as_tokens(vocab.tokenize(prompt, add_special=True, parse_special=True))
+    if not any(isinstance(part, str) for part in prompt):
+        return as_tokens(prompt)
     ids: list[int] = []
     for i, part in enumerate(prompt):
         if isinstance(part, str):

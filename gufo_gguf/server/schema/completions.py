@@ -33,7 +33,7 @@ def parse_prompts(value: Any) -> list[Prompt]:
         return [value["prompt_string"]]
     if not isinstance(value, list) or not value:
         raise ValueError("must be a text, a non-empty list of token ids, or a list of prompts")
-    if any(is_token(x) for x in value):
+    if is_token(value[0]) or any(is_token(x) for x in value):
         return [_mixed(value)]
     prompts: list[Prompt] = []
     for item in value:
@@ -49,6 +49,8 @@ def parse_prompts(value: Any) -> list[Prompt]:
 def _mixed(value: list[Any]) -> list[int | str]:
     if not value:
         raise ValueError("a list of token ids is empty")
+    if set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 1 << 31:
+        return value  # the usual case, and it may be 100,000 ids
     if not all(is_token(x) or isinstance(x, str) for x in value):
         raise ValueError("a list of token ids may hold token ids and texts only")
     if any(is_token(x) and not 0 <= x < 1 << 31 for x in value):
