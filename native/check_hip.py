@@ -4,6 +4,7 @@
     python native/check_hip.py --every               all sources of a default build
     python native/check_hip.py --gpu-targets gfx1100,gfx1151
     python native/check_hip.py --library FILE        which GPUs a finished libggml-hip.so carries code for
+    python native/check_hip.py --load FOLDER         what a finished folder answers when loaded, without a GPU
 
 With ROCm installed its compiler is used; else clang, headers and device libraries are fetched from
 Debian and unpacked into the cache folder.  Status 1 when something does not compile, is code for
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from build import CHECKOUT, cache_dir
-from gufobuild import amdgpu, cachedir, fetch, hipcheck, hiptools
+from gufobuild import amdgpu, cachedir, fetch, hipcheck, hiptools, loaded
 from gufobuild.cachedir import CacheDir
 from gufobuild.console import Progress, say
 from gufobuild.errors import BuildError
@@ -35,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.library is not None:
             print(library_report(options.library.read_bytes()))
+            return 0
+        if options.load is not None:
+            print(loaded.report(options.load, (CHECKOUT / "native/include/gufo.h").read_text(encoding="utf-8")))
             return 0
         return run(options)
     except (BuildError, OSError) as error:
@@ -107,6 +111,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--mirror", default="", metavar="URL", help="Debian mirror (that of apt's sources)")
     parser.add_argument("--refresh", action="store_true", help="fetch the packages anew")
     parser.add_argument("--library", type=Path, metavar="FILE", help="look at a finished library instead")
+    parser.add_argument("--load", type=Path, metavar="FOLDER", help="load a finished folder's libraries instead")
     return parser.parse_args(arguments)
 
 

@@ -26,13 +26,16 @@ fi
 
 # The pinned archive may lie in the cache folder already; without it the chroot would need a package index.
 cache=${GUFO_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/gufo-gguf}
-mkdir -p "$root/build/cache/downloads" "$root/build/checkout"
+mkdir -p "$root/build/cache/downloads"
 cp -u "$cache"/downloads/*.tar.gz "$root/build/cache/downloads/" || {
     echo "no archive in $cache/downloads: run make check-hip or make native first" >&2
     exit 1
 }
+# Anew each time: a file deleted from the checkout would stay and be compiled.  Objects depend on contents, not on times.
+rm -rf "$root/build/checkout"
+mkdir -p "$root/build/checkout"
 for part in native gufo_gguf pyproject.toml; do
-    cp -ru "$checkout/$part" "$root/build/checkout/"
+    cp -r "$checkout/$part" "$root/build/checkout/"
 done
 
 mountpoint -q "$root/proc" || mount -t proc proc "$root/proc"
@@ -40,9 +43,13 @@ chroot "$root" env GUFO_CACHE_DIR=/build/cache HOME=/root \
     python3 /build/checkout/native/build.py native --kind hip --gpu-targets "$targets"
 
 for library in "$root"/build/cache/native/lib-hip-*/; do
-    echo "$library"
+    inside=/${library#"$root"/}
+    echo "$inside"
+    # The files themselves, without the links that carry shorter names.
+    find "$library" -name '*.so*' -type f -printf '%10s %f\n' | sort -k 2
     python3 "$checkout/native/check_hip.py" --library "$(ls "$library"libggml-hip.so* | head -n 1)"
-    chroot "$root" nm -D --defined-only "/${library#"$root"/}libgufo.so" | grep -c ' T gufo_' | sed 's/$/ gufo_ symbols exported/'
-    chroot "$root" sh -c "ldd -r /${library#"$root"/}libgufo.so /${library#"$root"/}libggml-hip.so* 2>&1" | grep -E 'undefined|not found' || echo 'no symbol and no library missing'
+    chroot "$root" nm -D --defined-only "${inside}libgufo.so" | grep -c ' T gufo_' | sed 's/$/ gufo_ symbols exported/'
+    chroot "$root" sh -c "for file in $inside*.so; do ldd -r \$file; done 2>&1" | grep -E 'undefined|not found' || echo 'no symbol and no library missing'
+    chroot "$root" python3 /build/checkout/native/check_hip.py --load "$inside"
 done
 chroot "$root" dpkg-query -W -f '${Package} ${Version}\n' hipcc libamdhip64-dev libhipblas-dev librocblas-dev 'clang-[0-9]*'

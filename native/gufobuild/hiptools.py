@@ -79,6 +79,11 @@ def ask(hipconfig: str, option: str, probe: Probe) -> str:
     return lines[-1].strip() if status == 0 and lines else ""
 
 
+_DISTRIBUTION = "/usr"
+"""Where a distribution's own packages lie.  Its clang knows by itself where the device libraries are, and finds
+none once ROCM_PATH or --rocm-path names /usr (clang 21.1.8 of Debian: its own folder is then not searched)."""
+
+
 def rocm_variables(probe: Probe) -> dict[str, str]:
     """What llama.cpp's cmake needs to find the ROCm that hipconfig belongs to, wherever it is installed.
 
@@ -88,7 +93,8 @@ def rocm_variables(probe: Probe) -> dict[str, str]:
     if hipconfig is None:
         return {}
     clang, root = ask(hipconfig, "-l", probe), ask(hipconfig, "-R", probe)
-    found = {"HIPCXX": f"{clang}/clang++" if clang else "", "HIP_PATH": root, "ROCM_PATH": root}
+    found = {"HIPCXX": f"{clang}/clang++" if clang else "", "HIP_PATH": root}
+    found["ROCM_PATH"] = root if root != _DISTRIBUTION else ""
     return {variable: value for variable, value in found.items() if value}
 
 
@@ -103,7 +109,8 @@ def of_rocm(hipconfig: str, probe: Probe) -> Toolchain:
     if not probe.which(str(clang)):
         raise BuildError(f"{hipconfig} -l names {folder}, which holds no clang++")
     compiler = (probe.run([str(clang), "--version"])[1].splitlines() or ["unknown"])[0].strip()
-    return Toolchain(clang, (f"--rocm-path={root}",), (), {"compiler": compiler, "HIP": f"{said} in {root}"})
+    options = (f"--rocm-path={root}",) if root != _DISTRIBUTION else ()
+    return Toolchain(clang, options, (), {"compiler": compiler, "HIP": f"{said} in {root}"})
 
 
 # -- Debian ----------------------------------------------------------------------------------------

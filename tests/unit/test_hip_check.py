@@ -258,6 +258,9 @@ def test_an_installed_rocm_is_used() -> None:
     found = hiptools.of_rocm("hipconfig", System((ROCM_CLANG,), ROCM))
     assert str(found.clang) == ROCM_CLANG and found.options == ("--rocm-path=/opt/rocm",)
     assert found.env({"A": "b"}) == {"A": "b"}
+    debians = {**ROCM, "-l": "/usr/lib/llvm-21/bin", "-R": "/usr"}
+    distribution = hiptools.of_rocm("hipconfig", System(("/usr/lib/llvm-21/bin/clang++",), debians))
+    assert distribution.options == (), "with --rocm-path=/usr a distribution's clang finds no device libraries"
     newer = hiptools.of_rocm("hipconfig", System((ROCM_CLANG,), {**ROCM, "--version": "7.2.1"}))
     assert newer.key != found.key
     with pytest.raises(BuildError, match=r"6\.1 or newer.*5\.7"):
@@ -272,6 +275,12 @@ def test_cmake_is_told_where_this_rocm_lies() -> None:
         "HIPCXX": "/home/u/rocm/llvm/bin/clang++",
         "HIP_PATH": "/home/u/rocm",
         "ROCM_PATH": "/home/u/rocm",
+    }
+    # Nor may ROCM_PATH name /usr: llama.cpp looks there anyway, clang would look nowhere else.
+    debians = {"-l": "/usr/lib/llvm-21/bin", "-R": "/usr"}
+    assert hiptools.rocm_variables(System(("hipconfig",), debians)) == {
+        "HIPCXX": "/usr/lib/llvm-21/bin/clang++",
+        "HIP_PATH": "/usr",
     }
     assert hiptools.rocm_variables(System(("hipconfig",), {})) == {}
     assert hiptools.rocm_variables(System((), at_home)) == {}
