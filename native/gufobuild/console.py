@@ -20,8 +20,18 @@ _REPEAT_S = 10.0
 """Without a terminal a progress line is printed this often, not at every change."""
 
 
+STEPS = 7
+"""Of a first `make`: 1 to 3 make the environment (venv.py), 4 to 7 the libraries (native.py)."""
+
+
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def step(number: int, text: str) -> None:
+    """Announce a step of the one count that both commands share; finished ones are not announced again."""
+    assert 1 <= number <= STEPS
+    say(f"[{number}/{STEPS}] {text}")
 
 
 class Progress:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from . import cachedir, fetch, hiptools, needs, recipe
 from .cachedir import CacheDir
-from .console import run_logged, say
+from .console import run_logged, say, step
 from .errors import BuildError
 from .needs import MIN_CMAKE, Compilers, Probe
 from .recipe import Recipe, Upstream
@@ -84,11 +84,11 @@ def build(job: Job, upstream: Upstream, compilers: Compilers, plan: Recipe, envi
         raise cachedir.usage_error(cache.root, error) from error
     with cachedir.locked(cache.native / "lock", say) as lock_fd:
         tools = BuildTools(environ, compilers, cache, plan, lock_fd)
-        say(f"[1/4] llama.cpp of {upstream.package} {upstream.version}")
+        step(4, f"llama.cpp of {upstream.package} {upstream.version}")
         archive = fetch.archive(cache, upstream, cache.native / "fetch.log", environ)
         source = fetch.source(cache, upstream, archive)
         tree = build_upstream(tools, source, UPSTREAM_TARGETS)
-        say("[3/4] overlay libgufo")
+        step(6, "overlay libgufo")
         overlay = cache.overlay(plan.kind, plan.key)
         # Built from a copy: what is compiled is exactly what was hashed, even if a file is saved meanwhile,
         # and the path is the same for every checkout, so compiler caches and object files are shared.
@@ -106,7 +106,7 @@ def build(job: Job, upstream: Upstream, compilers: Compilers, plan: Recipe, envi
             info = {**asdict(plan), "upstream_key": plan.key, "library_key": key, "commit": upstream.commit}
             (target / "build.json").write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
 
-        say(f"[4/4] {library}")
+        step(7, str(library))
         cachedir.publish(library, fill)
         cachedir.forget_old_libraries(cache, keep=library)
     return library
@@ -183,10 +183,10 @@ def build_upstream(tools: BuildTools, source: Path, targets: Sequence[str]) -> P
     stamp = tree / "built.json"
     have = set(json.loads(stamp.read_text())) if stamp.is_file() else set()
     if have >= set(targets) and any((tree / "bin").glob("libllama.*")):
-        say(f"[2/4] llama.cpp for {plan.kind}: already built")
+        step(5, f"llama.cpp for {plan.kind}: already built")
         return tree
     names = ", ".join(targets)
-    say(f"[2/4] building llama.cpp for {plan.kind} ({names}), {parallel_jobs()} files at a time; once per machine")
+    step(5, f"building llama.cpp for {plan.kind} ({names}), {parallel_jobs()} files at a time; once per machine")
     tools.configure(source, tree, plan.flags, "configuring llama.cpp")
     tools.ninja(tree, targets, "llama.cpp")
     cachedir.write_text_atomic(stamp, json.dumps(sorted(have | set(targets))))

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from . import cachedir, fetch, needs
 from .cachedir import CacheDir
-from .console import run_logged, say
+from .console import run_logged, say, step
 from .errors import BuildError
 from .native import cmake_is_usable
 from .needs import Probe
@@ -91,19 +91,19 @@ def _make(venv: Venv, extras: Sequence[str], cache: CacheDir, environ: Mapping[s
     venv.log.parent.mkdir(parents=True, exist_ok=True)
     venv.log.unlink(missing_ok=True)
     if not _works(venv):
-        say(f"[1/3] virtual environment .venv (Python {sysconfig.get_python_version()})")
+        step(1, f"virtual environment .venv (Python {sysconfig.get_python_version()})")
         shutil.rmtree(venv.root, ignore_errors=True)
         run_logged([sys.executable, "-m", "venv", str(venv.root)], venv.log, "python -m venv", env=env)
     else:
-        say("[1/3] virtual environment .venv: exists")
+        step(1, "virtual environment .venv: exists")
 
     upstream = Upstream.read(venv.checkout / "native" / "upstream.json")
-    say(f"[2/3] llama.cpp bindings of {upstream.package} {upstream.version} (nothing is compiled)")
+    step(2, f"llama.cpp bindings of {upstream.package} {upstream.version} (nothing is compiled)")
     if not _has(venv, upstream.package, upstream.version):
         with cachedir.locked(cache.native / "lock", say):
             archive = fetch.archive(cache, upstream, venv.log, env, python=str(venv.python))
         pip("bindings", "install", str(archive))
-    say(f"[3/3] gufo-gguf and its packages {', '.join(extras)}".rstrip())
+    step(3, f"gufo-gguf and its packages {', '.join(extras)}".rstrip())
     probe = Probe()
     missing = [] if cmake_is_usable(probe) else [f"cmake>={'.'.join(map(str, needs.MIN_CMAKE))}"]
     missing += [] if probe.which("ninja") else ["ninja"]
