@@ -21,6 +21,7 @@ import typer
 from rich.markup import escape
 
 from gufo_gguf.cli.client import Client
+from gufo_gguf.cli.console import plain_table, print_table
 from gufo_gguf.cli.replay import replay
 from gufo_gguf.cli.sizes import count, show_age, show_bytes
 from gufo_gguf.core.errors import ConfigError
@@ -29,8 +30,6 @@ from gufo_gguf.store.check import check_store
 from gufo_gguf.store.types import Damage
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from gufo_gguf.store.catalogue import DiskRecord
 
 cache_app = typer.Typer(help="Look into a cache folder or a decision log.", no_args_is_help=True)
@@ -53,7 +52,7 @@ def ls(cache_disk: _Disk, as_json: _Json = False) -> None:
         typer.echo(json.dumps({"checkpoints": rows, "damaged": damaged, "used_bytes": shelf.usage.used_bytes}))
         return
     short = shelf.short_ids()
-    table = _table("id", "model", "tokens>", "origin", "its own>", "shared>", "age>", "state")
+    table = plain_table("id", "model", "tokens>", "origin", "its own>", "shared>", "age>", "state")
     now = time.time()
     for row in rows:
         table.add_row(
@@ -69,15 +68,9 @@ def ls(cache_disk: _Disk, as_json: _Json = False) -> None:
     for key, damage in shelf.damaged:
         table.add_row(short[key], "?", "?", "?", "?", "?", "?", f"[red]{damage.reason}[/]")
     if table.row_count:
-        _print(table)
+        print_table(table)
     pid = holder(str(cache_disk))
-    usage = shelf.usage
-    loose = sum(f.disk_bytes for f in (shelf.catalogue.file(key) for key, _ in shelf.catalogue.loose()) if f)
-    unlisted = loose + usage.debris_bytes
-    text = f"{count(len(rows), 'checkpoint')} in {count(usage.n_files, 'file')}, {show_bytes(usage.used_bytes)} on disk"
-    text += f"; {count(len(shelf.damaged), 'damaged one')} cannot be restored" if shelf.damaged else ""
-    text += f"; {show_bytes(unlisted)} of that in files that no checkpoint lists" if unlisted else ""
-    _print(text + (f"; in use by process {_plain(pid)}" if pid else ""))
+    typer.echo(_totals(shelf) + (f"; in use by process {_printable(pid)}" if pid else ""))
 
 
 @cache_app.command()
@@ -109,7 +102,7 @@ def show(
         typer.echo(json.dumps(row))
         return
     sizes = {name for name in row if name.endswith("_bytes")}
-    table = _table("", "", header=False)
+    table = plain_table("", "", header=False)
     for name, value in row.items():
         if name == "created_s":
             table.add_row("created", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value)) if value else "?")
@@ -126,7 +119,7 @@ def show(
                 show_bytes(value) if name in sizes else f"{value:,}" if isinstance(value, int) else _plain(str(value))
             )
             table.add_row(name.removesuffix("_bytes").replace("_", " "), text)
-    _print(table)
+    print_table(table)
 
 
 @cache_app.command()
@@ -169,6 +162,17 @@ def _look(folder: Path) -> Shelf:
         fs.shut()
 
 
+def _totals(shelf: Shelf) -> str:
+    """The folder in one line; the same of every command.  Bytes are blocks on disk, manifests included."""
+    usage = shelf.usage
+    loose = sum(f.disk_bytes for f in (shelf.catalogue.file(key) for key, _ in shelf.catalogue.loose()) if f)
+    unlisted = loose + usage.debris_bytes
+    text = f"{count(len(shelf.records), 'checkpoint')} in {count(usage.n_files, 'file')}, "
+    text += f"{show_bytes(usage.used_bytes)} on disk"
+    text += f"; {count(len(shelf.damaged), 'damaged one')} cannot be restored" if shelf.damaged else ""
+    return text + (f"; {show_bytes(unlisted)} of that in files that no checkpoint lists" if unlisted else "")
+
+
 def _row(shelf: Shelf, record: DiskRecord) -> dict[str, Any]:
     unique, shared = shelf.catalogue.shares(record)
     return {
@@ -196,6 +200,7 @@ def _check_folder(folder: Path) -> bool:
     columns = (TextColumn("checking"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     fs = open_for_reading(str(folder))
     try:
+        totals = _totals(browse(fs))
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("check", total=None)
             report = check_store(fs, progress=lambda done, total: bar.update(task, completed=done, total=total))
@@ -207,11 +212,10 @@ def _check_folder(folder: Path) -> bool:
         typer.echo(f"damaged: {damage}")
     for key in report.lost:
         typer.echo(f"cannot be restored: checkpoint {key}")
-    what = f"{count(report.n_checkpoints, 'checkpoint')}, {count(report.n_files, 'file')}, {show_bytes(report.n_bytes)}"
-    if report.n_unlisted:
-        what += f"; no checkpoint lists {count(report.n_unlisted, 'file')} ({show_bytes(report.unlisted_bytes)})"
+    typer.echo(totals)
     bad = f"{count(len(report.damage), 'damaged file')}, {count(len(report.lost), 'checkpoint')} lost"
-    typer.echo(f"{what}: " + (bad if report.damage else "every checksum is right"))
+    read = f"{show_bytes(report.n_bytes)} of content read: "
+    typer.echo(read + (bad if report.damage else "every checksum is right"))
     return not report.damage
 
 
@@ -225,23 +229,11 @@ def _check_server(client: Client) -> bool:
     return not found["problems"]
 
 
+def _printable(text: str) -> str:
+    """Text from a file, without control characters."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 def _plain(text: str) -> str:
-    """Text from a file, for a terminal: neither markup nor control characters."""
-    return escape("".join(c if c.isprintable() else "?" for c in text))
-
-
-def _table(*columns: str, header: bool = True) -> Table:
-    """A table without frames; a column named ``x>`` is aligned to the right."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD if header else None, show_header=header, pad_edge=False)
-    for name in columns:
-        table.add_column(name.rstrip(">"), justify="right" if name.endswith(">") else "left", no_wrap=header)
-    return table
-
-
-def _print(what: object) -> None:
-    from rich.console import Console
-
-    Console(soft_wrap=False).print(what)
+    """The same for a table: no markup either."""
+    return escape(_printable(text))

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gufo_gguf.cache.events import CacheEvent, EventKind, decode
-from gufo_gguf.cache.replay import Replay
+from gufo_gguf.cache.replay import Replay, Retained
+from gufo_gguf.cli.console import plain_table, print_table
 from gufo_gguf.cli.sizes import count, show_bytes
 from gufo_gguf.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _SHOWN = 20
 """Conversations that an error lists, the newest."""
@@ -108,15 +112,9 @@ def split_runs(lines: Iterable[str]) -> tuple[list[list[CacheEvent]], list[tuple
     return runs, bad
 
 
-def _show(log: Replay, seq: int | None) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("checkpoint", "tokens", "origin", "parent", "bytes", "admitted", "last use", "uses"):
-        table.add_column(name, justify="left" if name == "origin" else "right", no_wrap=True)
-    retained = log.retained(seq)
+def table_of(retained: dict[int, Retained]) -> Table:
+    """One row per checkpoint, the oldest first."""
+    table = plain_table("checkpoint>", "tokens>", "origin", "parent>", "bytes>", "admitted>", "last use>", "uses>")
     for r in sorted(retained.values(), key=lambda r: r.checkpoint):
         parent = "" if r.parent is None else str(r.parent)
         used = str(r.last_use_seq)
@@ -124,8 +122,13 @@ def _show(log: Replay, seq: int | None) -> None:
             str(r.checkpoint), f"{r.boundary:,}", str(r.origin or "?"), parent, show_bytes(r.n_bytes),
             str(r.admitted_seq), used, str(r.uses),
         )  # fmt: skip
+    return table
+
+
+def _show(log: Replay, seq: int | None) -> None:
+    retained = log.retained(seq)
     if retained:
-        Console().print(table)
+        print_table(table_of(retained))
     at = log.last_seq if seq is None else seq
     unique = show_bytes(log.total_bytes(seq))
     typer.echo(

@@ -91,6 +91,26 @@ def test_ls_shows_a_line_per_checkpoint_and_the_sum(root: Path) -> None:
     assert "3 checkpoints in" in output and "no manifest" not in output and "in use" not in output
 
 
+@pytest.mark.parametrize("harm", [None, "lose a chunk", "leave a stray file"])
+def test_ls_and_check_say_the_same_of_a_folder(root: Path, harm: str | None) -> None:
+    if harm == "lose a chunk":
+        _lose(root)
+    elif harm is not None:
+        (root / "v1/chunks" / ("0" * 32 + ".chunk")).write_bytes(b"x" * 5000)
+    listed, checked = (gufo(name, "--cache-disk", root).output.splitlines() for name in ("ls", "check"))
+    assert re.match(r"\d checkpoints in \d+ files, [\d.]+ .?i?B on disk", listed[-1])
+    assert listed[-1] in checked
+    assert any("of content read: " in line for line in checked)
+
+
+@pytest.mark.parametrize("columns", [160, 80, 30])
+def test_no_table_is_cut_in_a_pipe(root: Path, columns: int) -> None:
+    ident = str(listing(root)[0]["id"])
+    for args in (["ls"], ["show", ident]):
+        result = CliRunner().invoke(app, ["cache", *args, "--cache-disk", str(root)], env={"COLUMNS": str(columns)})
+        assert result.output == gufo(*args, "--cache-disk", root).output and "…" not in result.output
+
+
 def test_looking_changes_nothing_also_while_in_use(root: Path, in_use: int) -> None:
     before = state(root)
     assert f"in use by process {in_use}" in gufo("ls", "--cache-disk", root).output
@@ -159,7 +179,7 @@ def test_one_is_not_several(root: Path) -> None:
     first, *rest = (str(row["id"]) for row in listing(root))
     gufo("rm", *rest, "--cache-disk", root)
     assert re.search(r"^1 checkpoint in \d+ files", gufo("ls", "--cache-disk", root).output, re.MULTILINE)
-    assert "1 checkpoint, " in gufo("check", "--cache-disk", root).output
+    assert "1 checkpoint in " in gufo("check", "--cache-disk", root).output
     assert "1 checkpoint removed" in gufo("rm", first, "--cache-disk", root).output
 
 

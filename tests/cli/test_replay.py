@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from gufo_gguf.cache.events import CacheEvent, EventKind, EventLog, encode
+from gufo_gguf.cache.replay import Replay
 from gufo_gguf.cache.types import Origin
 from gufo_gguf.cli.main import app
+from gufo_gguf.cli.replay import table_of
 from gufo_gguf.core.errors import GufoError
 
 
@@ -47,6 +52,28 @@ def test_the_set_at_the_end_and_at_a_moment(log: Path) -> None:
     assert [row[:3] for row in rows] == [["2", "4,096", "prompt"], ["3", "512", "prompt"]]
     moment = gufo(log, "--seq", 2)
     assert "after event 2 of 5: 1 checkpoint, 1000 B" in moment.output.replace("0.98 KiB", "1000 B")
+
+
+def test_the_table_fits_a_terminal_and_loses_nothing_in_a_narrow_one() -> None:
+    events: list[CacheEvent] = []
+    log = EventLog(sinks=[events.append])
+    for _ in range(9_990):
+        log.emit(EventKind.PLAN, boundary=0)
+    log.emit(
+        EventKind.ADMIT, checkpoint=12_345, boundary=131_072, origin=Origin.REUSED_END, parent=12_344,
+        n_bytes=2_345_678_901, total_bytes=2_345_678_901,
+    )  # fmt: skip
+    table = table_of(Replay(events).retained())
+    words = ["12345", "131,072", "reused_end", "12344", "2.18 GiB", "9991"]
+    for width in (80, 24):
+        out = StringIO()
+        Console(file=out, width=width, force_terminal=True, color_system=None).print(table)
+        lines = out.getvalue().splitlines()
+        assert all(len(line) <= width for line in lines) and "…" not in out.getvalue()
+        if width == 80:
+            assert any(all(word in line for word in words) for line in lines), "a row on a line"
+        else:
+            assert Counter("".join(words)) <= Counter(out.getvalue())
 
 
 def test_why_a_boundary_is_gone(log: Path) -> None:
