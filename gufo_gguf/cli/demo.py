@@ -57,6 +57,8 @@ def demo(
     from rich.live import Live
 
     path = model_path(model)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
     console = Console()
     rows: list[Row] = []
     typer.echo("starting a server with the cache" + (" and one without" if baseline else ""), err=True)
@@ -72,6 +74,12 @@ def demo(
     if not console.is_terminal:
         console.print()  # the table's last line is not ended there
     console.print(summary(rows), soft_wrap=True)
+
+
+def _leave(number: int, frame: object) -> None:
+    """A signal as an exception: servers are stopped and the folder is removed on the way out."""
+    signal.signal(number, signal.SIG_IGN)  # a second one must not interrupt that
+    raise SystemExit(128 + number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +106,26 @@ class Server:
         self._log = log
         with log.open("ab") as err:
             self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True)
+        try:
+            where = self._address()
+        except BaseException:  # nobody else knows of the process yet
+            self.stop()
+            raise
+        if where is not None:
+            self.client = Client(where)
+            return
+        self._child.wait()
+        said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise GufoError(f"the server did not start: {said[-1] if said else 'it said nothing'}")
+
+    def _address(self) -> str | None:
+        """What the server says once it listens; None when it ended instead."""
         assert self._child.stdout is not None
         for line in self._child.stdout:
             at = line.find("http://")
             if at >= 0:
-                self.client = Client(line[at:].split()[0])
-                return
-        self._child.wait()
-        said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise GufoError(f"the server did not start: {said[-1] if said else 'it said nothing'}")
+                return line[at:].split()[0]
+        return None
 
     def stop(self) -> None:
         """SIGTERM, as a service manager would; idempotent."""

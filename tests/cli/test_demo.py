@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -99,6 +104,31 @@ def test_a_server_that_cannot_start_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"no model")
     with pytest.raises(GufoError, match=r"did not start: gufo: .*m\.gguf"):
         play(tmp_path / "m.gguf", session(2, 20, 1), print, baseline=False)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("after", ["starting", "1 "])
+def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, after: str) -> None:
+    """Told to end while a server loads, and while the session runs."""
+    command = [sys.executable, "-m", "gufo_gguf.cli.main", "demo", "--no-baseline", "--threads", "1"]
+    child = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert child.stderr is not None
+    for line in child.stderr:
+        if line.strip().startswith(after.strip()):
+            break
+    started = psutil.Process(child.pid).children(recursive=True)
+    child.send_signal(number)
+    child.stderr.read()
+    assert child.wait(60) == (130 if number == signal.SIGINT else 128 + number)
+    assert list(tmp_path.iterdir()) == []
+    assert not [p for p in started if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.native
