@@ -26,7 +26,7 @@ from gufo_gguf.api.options import ChatOptions, check_names
 from gufo_gguf.backend.chat import Rendered
 from gufo_gguf.cache.types import Tokens
 from gufo_gguf.core.errors import RequestError
-from gufo_gguf.engine.types import FinishReason, GenerateRequest, as_tokens
+from gufo_gguf.engine.types import ROLES, FinishReason, GenerateRequest, as_tokens
 
 if TYPE_CHECKING:
     from gufo_gguf.api.facade import Engine
@@ -193,4 +193,6 @@ def _message(message: str | Message) -> Message:
         return {"role": "user", "content": message}
     if not isinstance(message, Mapping) or "role" not in message:
         raise RequestError("message: a string, or a mapping with role and content", param="message")
+    if message["role"] not in (*ROLES,):
+        raise RequestError(f"message.role: must be one of {', '.join(ROLES)}", param="message")
     return message

@@ -235,7 +235,10 @@ class Engine:
         if "json_schema" in options:
             if sampling.grammar:
                 raise RequestError("grammar: cannot be combined with json_schema", param="grammar")
-            grammar = core.chat.schema_grammar(options["json_schema"])
+            try:
+                grammar = core.chat.schema_grammar(options["json_schema"])
+            except (TypeError, ValueError, RecursionError) as error:
+                raise RequestError(f"json_schema: not JSON ({error})", param="json_schema") from None
             sampling = replace(sampling, grammar=grammar, grammar_type="output_format")
         return AnswerStream(core.submit(request_of(options, tokens, sampling)), tokens, None)
 

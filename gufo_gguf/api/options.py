@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 from gufo_gguf.backend.chat import ChatInput
 from gufo_gguf.cache.types import Tokens
 from gufo_gguf.core.errors import RequestError
-from gufo_gguf.engine.types import GenerateRequest, SamplingParams
+from gufo_gguf.engine.types import ROLES, GenerateRequest, SamplingParams
 
 
 class Options(TypedDict, total=False):
@@ -102,10 +102,12 @@ def chat_input(options: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]
     if not messages:
         raise RequestError("messages: at least one is needed", param="messages")
     for i, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        if not isinstance(message, Mapping) or "role" not in message:
             raise RequestError(f"messages[{i}]: a message is a mapping with a role", param="messages")
+        if not isinstance(message["role"], str) or message["role"] not in ROLES:
+            raise RequestError(f"messages[{i}].role: must be one of {', '.join(ROLES)}", param="messages")
     return ChatInput(
-        messages=list(messages),
+        messages=[{**message, "role": ROLES[message["role"]]} for message in messages],
         tools=options.get("tools", ()),
         tool_choice=options.get("tool_choice", "auto"),
         parallel_tool_calls=options.get("parallel_tool_calls"),

@@ -69,8 +69,8 @@ class ContextLengthExceeded(RequestError):
 
     def __init__(self, n_prompt: int, n_ctx: int) -> None:
         super().__init__(
-            f"the request has {n_prompt} prompt tokens, but each slot has a context of {n_ctx} tokens; "
-            f"shorten the prompt or start the server with a larger --ctx-size",
+            f"the prompt has {n_prompt} tokens, but the context of one sequence has {n_ctx}; "
+            f"shorten the prompt or load the model with a larger ctx_size (--ctx-size)",
             code="context_length_exceeded",
         )
         self.n_prompt = n_prompt

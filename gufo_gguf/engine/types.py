@@ -61,6 +61,18 @@ class SamplingParams:
     reasoning_control: bool = False
 
 
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+"""Roles that chat messages may have -> what templates call them.  Given any other, a template drops the
+message or prints the word as it is, and the model answers a conversation that nobody had."""
+
+
 class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"

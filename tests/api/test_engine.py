@@ -87,6 +87,11 @@ def test_text_and_its_tokens_are_one_prompt(engine: Engine) -> None:
     assert engine.detokenize(engine.tokenize("a <b> c")) == "a <b> c"
 
 
+def test_other_names_of_roles_are_those_of_templates(engine: Engine) -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert engine.render(messages) == engine.render([{**messages[0], "role": "system"}, messages[1]])
+
+
 def test_json_schema_and_grammar(engine: Engine) -> None:
     import json
 
@@ -182,8 +187,16 @@ def test_mistakes_are_named(engine: Engine) -> None:
         engine.complete([10**8])
     with pytest.raises(RequestError, match="max_tokens"):
         engine.complete("Hi", max_tokens=-1)
-    with pytest.raises(ContextLengthExceeded, match="2048"):
-        engine.complete(np.ones(2048, dtype=np.int32))
+    with pytest.raises(ContextLengthExceeded, match=r"2050 tokens.*2048.*ctx_size") as caught:
+        engine.complete(np.ones(2050, dtype=np.int32))
+    assert (caught.value.n_prompt, caught.value.n_ctx) == (2050, 2048) and "server" not in str(caught.value)
+    for role in ("usr", "User", "", 5, ["user"]):
+        with pytest.raises(RequestError, match=r"role: must be one of system, developer, user"):
+            engine.chat([{"role": role, "content": "Hi"}])
+        with pytest.raises(RequestError, match=r"role: must be one of system, developer, user"):
+            engine.conversation().ask({"role": role, "content": "Hi"})
+    with pytest.raises(RequestError, match="json_schema: not JSON"):
+        engine.complete("Hi", json_schema={"default": float("nan")})
     stream = engine.stream("Hi", max_tokens=1)
     with pytest.raises(GufoError, match="not complete"):
         _ = stream.answer

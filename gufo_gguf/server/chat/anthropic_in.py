@@ -94,7 +94,7 @@ def _messages(value: Any) -> Iterator[Message]:
             raise bad(at, "must be an object")
         role = message.get("role")
         if role not in ("user", "assistant", "system"):
-            raise bad(f"{at}.role", "must be user or assistant")
+            raise bad(f"{at}.role", "must be one of user, assistant, system")
         content = message.get("content")
         if isinstance(content, str):
             yield {"role": role, "content": content}

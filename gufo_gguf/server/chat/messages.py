@@ -1,6 +1,6 @@
 """Messages as clients send them, checked and brought into the one form that templates take.
 
-    role        developer → system, function → tool
+    role        developer → system, function → tool; others are refused
     content     text parts only; one part becomes its text; null becomes absent
     reasoning   reasoning_content, reasoning, or parts of type thinking → reasoning_content
     system      several at the head become one; a later one stays, unless the template refuses it
@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from gufo_gguf.core.errors import RequestError
+from gufo_gguf.engine.types import ROLES
 from gufo_gguf.server.chat.noise import normalise_system
 
 Message = dict[str, Any]
@@ -34,7 +35,6 @@ _MEDIA_PARTS = {
     "input_file": "file",
     "document": "document",
 }
-_ROLES = {"developer": "system", "function": "tool"}
 
 
 def bad(path: str, reason: str) -> RequestError:
@@ -59,6 +59,8 @@ def text_parts(content: Any, path: str) -> tuple[list[str], list[str]]:
         if not isinstance(part, Mapping):
             raise bad(at, "must be an object")
         kind = part.get("type")
+        if not isinstance(kind, str):
+            raise bad(f"{at}.type", "must be a string")
         if kind in _TEXT_PARTS:
             texts.append(_string(part.get("text"), f"{at}.text"))
         elif kind == "refusal":
@@ -127,9 +129,9 @@ def _message(message: Any, path: str, *, noise: bool) -> Message:
     if not isinstance(message, Mapping):
         raise bad(path, "must be an object")
     given = message.get("role")
-    if not isinstance(given, str) or not given:
-        raise bad(f"{path}.role", "must be one of system, developer, user, assistant, tool")
-    role = _ROLES.get(given, given)
+    if not isinstance(given, str) or given not in ROLES:
+        raise bad(f"{path}.role", f"must be one of {', '.join(ROLES)}")
+    role = ROLES[given]
     texts, reasoning = text_parts(message.get("content"), f"{path}.content")
     out: Message = {"role": role}
     if role == "assistant":

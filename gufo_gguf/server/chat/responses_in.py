@@ -122,7 +122,7 @@ def _other(kind: str, item: Mapping[str, Any], at: str) -> Message:
     if kind == "message":
         role = item.get("role")
         if role not in ("user", "system", "developer"):
-            raise bad(f"{at}.role", "must be user, assistant, system or developer")
+            raise bad(f"{at}.role", "must be one of user, assistant, system, developer")
         texts, _ = text_parts(item.get("content"), f"{at}.content")
         return {"role": role, "content": [{"type": "text", "text": text} for text in texts] or ""}
     if kind == "function_call_output":
