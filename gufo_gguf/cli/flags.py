@@ -207,11 +207,14 @@ def on_or_off(flag: str, value: str) -> bool | None:
 
 
 def read_keys(keys: list[str], file: Path | None) -> tuple[str, ...]:
-    """Keys of --api-key (commas separate several) and of a file (one a line, # comments)."""
+    """Keys of --api-key (commas separate several) and of a file (one a line, # comments).
+
+    A key is bytes: those that are no UTF-8 are kept as surrogates, as in the process's arguments.
+    """
     found = [part.strip() for key in keys for part in key.split(",")]
     if file is not None:
         try:
-            lines = file.read_text(encoding="utf-8").splitlines()
+            lines = file.read_text(encoding="utf-8-sig", errors="surrogateescape").split("\n")
         except OSError as error:
             raise ConfigError(f"--api-key-file {file}: {error.strerror}") from error
         found += [line.strip() for line in lines if not line.lstrip().startswith("#")]

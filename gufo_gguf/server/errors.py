@@ -87,6 +87,8 @@ def problem_of(error: BaseException) -> Problem:
             return Problem(400, str(error), code=error.code, param=error.param)
         case Overloaded():
             return Problem(503, str(error), code="overloaded", headers={"Retry-After": str(error.retry_after_s)})
+        case RecursionError():
+            return Problem(400, "the request is nested too deeply")
         case UnicodeError():
             return Problem(400, "the request holds text that is not valid Unicode (half of a surrogate pair)")
         case HTTPException():
@@ -180,5 +182,5 @@ def install_handlers(app: FastAPI) -> None:
             log_failure(request.url.path, error)
         return problem_response(problem, request.url.path)
 
-    for kind in (ProblemError, GufoError, RequestValidationError, HTTPException, UnicodeError):
+    for kind in (ProblemError, GufoError, RequestValidationError, HTTPException, UnicodeError, RecursionError):
         app.add_exception_handler(kind, handle)

@@ -93,7 +93,7 @@ class Guard:
         self._max_body = settings.limits.body_bytes
         self._isolate = settings.isolate_keys
         # compared as digests: equal length whatever the client sends, so the time says nothing
-        self._keys = [hashlib.sha256(key.encode()).digest() for key in settings.api_keys]
+        self._keys = [hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest() for key in settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -124,7 +124,7 @@ class Guard:
 
     def _body_problem(self, scope: Scope, headers: Headers) -> Problem | None:
         length = headers.get("content-length", "0")
-        if not length.isdigit():
+        if not (length.isascii() and length.isdigit()):
             return Problem(400, "the Content-Length header is not a number")
         if int(length) > self._max_body:
             return self._too_large()
@@ -157,7 +157,7 @@ def _key_of(headers: Headers) -> str:
     """Bearer as OpenAI's clients send it, x-api-key as Anthropic's do."""
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
-        return value.strip()
+        return value.strip(" \t")  # nothing else: the last byte of a key may be a blank in Latin-1
     return headers.get("x-api-key", "")
 
 

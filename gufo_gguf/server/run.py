@@ -24,6 +24,7 @@ import uvicorn
 
 from gufo_gguf.core.errors import ConfigError
 from gufo_gguf.server.app import create_app
+from gufo_gguf.server.connection import Connection
 from gufo_gguf.server.port import EnginePort
 from gufo_gguf.server.settings import ServerSettings
 from gufo_gguf.server.state import State
@@ -107,6 +108,8 @@ def make_server(engine: EnginePort, settings: ServerSettings, announce: Callable
     app = create_app(engine, settings)
     config = uvicorn.Config(
         app,
+        http=Connection,
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,

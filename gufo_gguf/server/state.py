@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, TypeVar
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 
 from gufo_gguf.core.errors import Overloaded
@@ -16,6 +17,8 @@ from gufo_gguf.server.chat.clock import ConversationClock
 from gufo_gguf.server.errors import Problem, ProblemError
 from gufo_gguf.server.port import EnginePort, StreamPort
 from gufo_gguf.server.settings import ServerSettings
+
+T = TypeVar("T")
 
 
 class Generation:
@@ -129,6 +132,9 @@ class Active:
         self.cancel_all()
 
 
+_ASKERS = 8
+
+
 @dataclass(slots=True)
 class State:
     engine: EnginePort
@@ -139,6 +145,19 @@ class State:
     """Unix time of the start; ``created`` of the model."""
     fingerprint: str
     """``system_fingerprint``: changes with everything that may change answers."""
+    followers: int = 0
+    """Open streams of the cache's events."""
+    _askers: CapacityLimiter | None = None
+
+    async def ask(self, question: Callable[[], T]) -> T:
+        """Ask the engine what only its owner thread can say; the answer may take as long as a pass.
+
+        In threads of their own: in the pool that all share, a dozen dashboards could hold every thread,
+        and requests would wait for being tokenized.
+        """
+        if self._askers is None:  # made by the loop it belongs to
+            self._askers = CapacityLimiter(_ASKERS)
+        return await to_thread.run_sync(question, limiter=self._askers)
 
 
 def _state(request: Request) -> State:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import httpx
 import openai
@@ -74,6 +75,11 @@ def test_wrong_values_name_the_field(running: Running, field: str, value: object
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": 5}], "messages[0].content"),
         ([*USER, {"role": "assistant"}], "messages[1].content"),
+        ([{"role": "usr", "content": "x"}], "messages[0].role"),
+        ([{"role": "User", "content": "x"}], "messages[0].role"),
+        ([{"role": ["user"], "content": "x"}], "messages[0].role"),
+        ([{"role": "user", "content": [{"type": ["text"], "text": "x"}]}], "messages[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": {}, "text": "x"}]}], "messages[0].content[0].type"),
         ([{"role": "user", "content": [5]}], "messages[0].content[0]"),
         ([{"role": "user", "content": [{"type": "smell"}]}], "messages[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
@@ -89,6 +95,99 @@ def test_wrong_values_name_the_field(running: Running, field: str, value: object
 )
 def test_wrong_messages_name_the_place(running: Running, messages: list[object], param: str) -> None:
     assert running.error(CHAT, messages=messages)["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong", "param", "allowed"),
+    [
+        (
+            CHAT,
+            {"messages": [*USER, {"role": "usr", "content": "x"}]},
+            "messages[1].role",
+            ("system", "developer", "user", "assistant", "tool", "function"),
+        ),
+        ("/v1/messages", {"messages": [{"role": "usr", "content": "x"}]}, None, ("user", "assistant")),
+        (
+            "/v1/responses",
+            {"input": [{"role": "usr", "content": "x"}]},
+            "input[0].role",
+            ("user", "assistant", "system", "developer"),
+        ),
+    ],
+)
+def test_a_role_that_is_none_is_refused_with_those_there_are(
+    running: Running, path: str, wrong: dict[str, object], param: str | None, allowed: tuple[str, ...]
+) -> None:
+    error = running.error(path, **wrong)
+    assert error.get("param") == param
+    said = str(error["message"])
+    assert "role: must be one of " in said and all(role in said for role in allowed)
+    assert running.engine.requests == []
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool", "function"])
+def test_every_role_that_there_is_is_taken(running: Running, role: str) -> None:
+    assert running.post(CHAT, messages=[*USER, {"role": role, "content": "x"}, *USER]).status_code == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/completion", "/v1/messages", "/v1/responses"])
+def test_any_model_name_means_the_one_that_is_loaded(running: Running, path: str) -> None:
+    prompt = {"messages": USER} if path in (CHAT, "/v1/messages") else {"prompt": "x", "input": "x"}
+    prompt.pop("input" if "complet" in path else "prompt", None)
+    for name in ("gpt-4o", "", "claude-sonnet-4-5", None):
+        answer = running.post(path, model=name, max_tokens=4, **prompt)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["model"] == "standin"
+    missing = running.http.get("/v1/models/gpt-4o")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("choice", [{"type": "allowed_tools", "allowed_tools": 5}, {"type": "function", "function": 5}])
+def test_a_tool_choice_of_the_wrong_shape(running: Running, choice: object) -> None:
+    assert str(running.error(CHAT, messages=USER, tool_choice=choice)["param"]).startswith("tool_choice")
+
+
+def nested(depth: int) -> dict[str, object]:
+    value: dict[str, object] = {}
+    for _ in range(depth):
+        value = {"type": "array", "items": value}
+    return value
+
+
+DEEP = [
+    (CHAT, "response_format", lambda v: {"type": "json_schema", "json_schema": {"schema": v}}),
+    (CHAT, "json_schema", lambda v: v),
+    (CHAT, "chat_template_kwargs", lambda v: {"x": v}),
+    (CHAT, "tools", lambda v: [{"type": "function", "function": {"name": "f", "parameters": v}}]),
+    (CHAT, "messages", lambda v: [{"role": "user", "content": "x", "extra": v}]),
+    ("/v1/completions", "json_schema", lambda v: v),
+    ("/completion", "json_schema", lambda v: v),
+    ("/v1/messages", "tools", lambda v: [{"name": "f", "input_schema": v}]),
+    ("/v1/responses", "tools", lambda v: [{"type": "function", "name": "f", "parameters": v}]),
+    ("/apply-template", "tools", lambda v: [{"type": "function", "function": {"name": "f", "parameters": v}}]),
+]
+
+
+@pytest.mark.parametrize(("path", "field", "make"), DEEP)
+def test_what_goes_to_native_code_is_neither_deep_nor_infinite(
+    running: Running, path: str, field: str, make: Callable[[object], object]
+) -> None:
+    prompt: dict[str, object] = {"prompt": "x"} if path in ("/v1/completions", "/completion") else {"messages": USER}
+    prompt = {"input": "x"} if path == "/v1/responses" else prompt
+
+    def send(value: object) -> httpx.Response:
+        body = json.dumps({**prompt, field: make(value)})
+        return running.http.post(path, content=body, headers={"content-type": "application/json"})
+
+    for value, word in (
+        (nested(120), "levels deep"),
+        ({"default": float("nan")}, "NaN"),
+        ({"enum": [float("-inf")]}, "Infinity"),
+    ):
+        reply = send(value)
+        assert reply.status_code == 400 and reply.json()["error"]["message"].startswith(f"{field}: "), reply.text
+        assert word in reply.json()["error"]["message"]
+    assert send(nested(90)).status_code == 200
 
 
 def test_image_without_projector_says_so(running: Running) -> None:

@@ -38,6 +38,18 @@ def test_keys(locked: Running) -> None:
     assert ask(locked, {"x-api-key": "sk-one"}) == 200
 
 
+@pytest.mark.parametrize("key", ["sk-à".encode(), "Å".encode(), b"sk-\xff\xa0", b"sk-\x85", b'a,b;c="d"'])
+def test_a_key_is_its_bytes(serve: Serve, key: bytes) -> None:
+    """The last byte of a letter may be a blank in Latin-1, which is what headers are read as."""
+    given = key.decode("utf-8", "surrogateescape")
+    running = serve(settings=ServerSettings(port=0, drain_s=0.2, api_keys=(given,)))
+    for headers in ({b"authorization": b"Bearer " + key}, {b"x-api-key": key}):
+        answer = running.http.post(CHAT, json={"messages": USER}, headers=headers)  # type: ignore[arg-type]
+        assert answer.status_code == 200, headers
+    wrong = running.http.post(CHAT, json={"messages": USER}, headers={b"authorization": b"Bearer " + key[:-1]})  # type: ignore[arg-type]
+    assert wrong.status_code == 401
+
+
 def test_refusal_has_the_api_s_shape(locked: Running) -> None:
     answer = locked.post(CHAT, messages=USER)
     assert answer.json()["error"]["type"] == "authentication_error"

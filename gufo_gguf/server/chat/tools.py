@@ -63,7 +63,10 @@ def tool_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
         raise bad("tool_choice", "must be a string or an object")
     kind = value.get("type", "function")
     if kind == "allowed_tools":
-        mode = (value.get("allowed_tools") or value).get("mode", "auto")
+        allowed = value.get("allowed_tools") or value
+        if not isinstance(allowed, Mapping):
+            raise bad("tool_choice.allowed_tools", "must be an object")
+        mode = allowed.get("mode", "auto")
         return "required" if mode == "required" and tools else "auto"
     if kind != "function":
         return "auto"  # a choice of a tool that was skipped

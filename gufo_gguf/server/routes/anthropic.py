@@ -31,9 +31,9 @@ async def messages(body: AnthropicBody, request: Request, state: StateDep, scope
     n_prompt = len(chat.prepared.requests[0].tokens)
     style = AnthropicStyle(new_id("msg_"), state.engine.model_id, n_prompt, body.stop_sequences)
     parser = state.engine.chat.parser
+    writer = AnthropicWriter(style, Answer(parser(chat.rendered))) if body.stream else None
     generation = state.active.start(chat.prepared.requests, style.id, body.timeout)
-    if body.stream:
-        writer = AnthropicWriter(style, Answer(parser(chat.rendered)))
+    if writer is not None:
         return EventStream(generation, writer, state.active, state.settings.keepalive_s, request.url.path)
     [events] = await collect(request, generation, state.active)
     answer = whole_answer(parser(chat.rendered), events)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
+from gufo_gguf.core.errors import Overloaded
 from gufo_gguf.engine.prefetch import Prefetched
 from gufo_gguf.server.chat.openai_in import chat_ask
 from gufo_gguf.server.chat.prepare import prepare_chat
@@ -23,20 +24,21 @@ from gufo_gguf.server.wire import JsonResponse, named_frame
 router = APIRouter()
 
 _POLL_S = 0.5
+_FOLLOWERS = 64
 _PAGE = 1000
 
 
 @router.get("/v1/cache", response_model=None)
 async def cache(state: StateDep) -> Response:
     """Budgets, checkpoints, chunks and tiers."""
-    status = await run_in_threadpool(state.engine.cache_status)
+    status = await state.ask(state.engine.cache_status)
     return JsonResponse({"object": "cache", "model": state.engine.model_id, **status})
 
 
 @router.get("/v1/cache/check", response_model=None)
 async def check(state: StateDep) -> Response:
     """Recount every reference and byte; ``problems`` is empty unless the cache is broken."""
-    problems = await run_in_threadpool(state.engine.check)
+    problems = await state.ask(state.engine.check)
     return JsonResponse({"object": "cache.check", "ok": not problems, "problems": problems})
 
 
@@ -53,7 +55,7 @@ async def prefetch(body: ChatBody, state: StateDep, scope: ScopeDep) -> Response
         return state.engine.prefetch(request)
 
     n_prompt: list[int] = []
-    found = await run_in_threadpool(work)
+    found = await state.ask(work)
     return JsonResponse(
         {
             "object": "cache.prefetch",
@@ -79,22 +81,28 @@ async def events(
 ) -> Response:
     """Decisions, oldest first; as server-sent events with ``stream=true`` or by the Accept header."""
     if stream or "text/event-stream" in request.headers.get("accept", ""):
+        if state.followers >= _FOLLOWERS:
+            raise Overloaded(f"{_FOLLOWERS} streams of events are open already")
         return StreamingResponse(_follow(state, request, since), media_type="text/event-stream")
-    found = await run_in_threadpool(state.engine.cache_events, since, limit)
+    found = await state.ask(partial(state.engine.cache_events, since, limit))
     return JsonResponse({"object": "list", "data": found})
 
 
 async def _follow(state: State, request: Request, since: int) -> AsyncIterator[bytes]:
     """Polled: the decisions are the owner thread's, and it is not to wait for readers."""
     silent_s = 0.0
-    while not state.active.draining and not await request.is_disconnected():
-        found = await run_in_threadpool(state.engine.cache_events, since, _PAGE)
-        for event in found:
-            since = max(since, int(event["seq"]))
-            yield named_frame("cache", event)
-        silent_s = 0.0 if found else silent_s + _POLL_S
-        if silent_s >= state.settings.keepalive_s:
-            silent_s = 0.0
-            yield named_frame("ping", {})
-        if len(found) < _PAGE:
-            await asyncio.sleep(_POLL_S)
+    state.followers += 1
+    try:
+        while not state.active.draining and not await request.is_disconnected():
+            found = await state.ask(partial(state.engine.cache_events, since, _PAGE))
+            for event in found:
+                since = max(since, int(event["seq"]))
+                yield named_frame("cache", event)
+            silent_s = 0.0 if found else silent_s + _POLL_S
+            if silent_s >= state.settings.keepalive_s:
+                silent_s = 0.0
+                yield named_frame("ping", {})
+            if len(found) < _PAGE:
+                await asyncio.sleep(_POLL_S)
+    finally:
+        state.followers -= 1

@@ -43,9 +43,11 @@ async def chat_completions(body: ChatBody, request: Request, state: StateDep, sc
     chat = await run_in_threadpool(_prepare, body, state, scope)
     style = _style(body, state, chat)
     parser = state.engine.chat.parser
+    # parsers first: one that cannot be made must not leave a generation that nobody reads
+    answers = [Answer(parser(chat.rendered)) for _ in chat.prepared.requests] if body.stream else []
     generation = state.active.start(chat.prepared.requests, style.envelope.id, body.timeout)
     if body.stream:
-        writer = ChatWriter(style, [Answer(parser(chat.rendered)) for _ in generation.streams])
+        writer = ChatWriter(style, answers)
         return EventStream(generation, writer, state.active, state.settings.keepalive_s, request.url.path)
     events = await collect(request, generation, state.active)
     answers = [whole_answer(parser(chat.rendered), stream) for stream in events]

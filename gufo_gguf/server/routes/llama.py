@@ -149,7 +149,7 @@ async def slots(state: StateDep, fail_on_no_slot: bool = False) -> Response:
     """What each session's slot holds and does."""
     if not state.settings.slots_endpoint:
         raise refuse("this server does not show its slots", status=501, code="not_supported")
-    found = await run_in_threadpool(state.engine.slots)
+    found = await state.ask(state.engine.slots)
     if fail_on_no_slot and all(slot["is_processing"] for slot in found):
         raise refuse("no slot is free", status=503, code="no_slot")
     return JsonResponse([{"speculative": False, **slot} for slot in found])

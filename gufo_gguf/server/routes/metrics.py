@@ -8,7 +8,6 @@ from fastapi import APIRouter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse, Response
 
 from gufo_gguf.server.errors import refuse
@@ -69,6 +68,6 @@ async def metrics(state: StateDep) -> Response:
         raise refuse("this server has no metrics", status=501, code="not_supported")
     registry = CollectorRegistry(auto_describe=False)
     registry.register(EngineCollector(state.engine, len(state.active)))
-    text = await run_in_threadpool(generate_latest, registry)
+    text = await state.ask(lambda: generate_latest(registry))
     headers = {"Process-Start-Time-Unix": str(int(state.started_s))}
     return Response(text, media_type=CONTENT_TYPE_LATEST, headers=headers)

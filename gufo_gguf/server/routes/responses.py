@@ -57,9 +57,9 @@ async def responses(body: ResponsesBody, request: Request, state: StateDep, scop
         timings_per_token=bool(body.timings_per_token),
     )
     parser = state.engine.chat.parser
+    writer = ResponsesWriter(style, Answer(parser(chat.rendered))) if body.stream else None
     generation = state.active.start(chat.prepared.requests, style.id, body.timeout)
-    if body.stream:
-        writer = ResponsesWriter(style, Answer(parser(chat.rendered)))
+    if writer is not None:
         return EventStream(generation, writer, state.active, state.settings.keepalive_s, request.url.path)
     [events] = await collect(request, generation, state.active)
     answer = whole_answer(parser(chat.rendered), events)

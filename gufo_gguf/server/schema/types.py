@@ -8,6 +8,7 @@ writers make of 100).  null means absent everywhere: many clients send every fie
 from __future__ import annotations
 
 import difflib
+import math
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
@@ -29,6 +30,29 @@ Str = Annotated[str, Field(strict=True)]
 JsonObject = dict[str, Any]
 
 
+MAX_DEPTH = 100
+"""Of lists and objects within a field.  Schemas and tools go through recursive native code, whose stack is
+the process's; what a request needs is less than a tenth of this."""
+
+
+def unfit(value: list[Any] | dict[str, Any]) -> str | None:
+    """Why a field's value cannot be handed on, if so: nested too deeply, or with a number that JSON has not."""
+    level: list[list[Any] | dict[str, Any]] = [value]
+    for _ in range(MAX_DEPTH):
+        below: list[list[Any] | dict[str, Any]] = []
+        for container in level:
+            for item in container.values() if isinstance(container, dict) else container:
+                kind = type(item)
+                if kind is dict or kind is list:
+                    below.append(item)
+                elif kind is float and not math.isfinite(item):
+                    return "holds a number that JSON has not (NaN, Infinity, or beyond a double)"
+        if not below:
+            return None
+        level = below
+    return f"is nested more than {MAX_DEPTH} levels deep"
+
+
 class Body(BaseModel):
     """A request body: unknown fields are refused by name, except those known to change nothing here."""
 
@@ -36,6 +60,17 @@ class Body(BaseModel):
 
     unsupported: ClassVar[dict[str, tuple[object, ...]]] = {}
     """Fields understood but not built, with the values that ask for nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unfit(cls, body: Any) -> Any:
+        if isinstance(body, dict):
+            for name, value in body.items():
+                # infinite biases have a meaning of their own
+                reason = unfit(value) if isinstance(value, (dict, list)) and name != "logit_bias" else None
+                if reason is not None:
+                    raise PydanticCustomError("invalid_value", "{name}: " + reason, {"name": name})
+        return body
 
     @model_validator(mode="after")
     def _refuse_unknown(self, info: ValidationInfo) -> Body:
