@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "error.h"
+#include "grammar_ways.h"
 #include "llama-grammar.h"
 
 namespace {
@@ -94,5 +95,9 @@ void gufo_check_grammar(const llama_vocab * vocab, const std::string & text) {
         if (id >= parser.rules.size() || parser.rules[id].empty()) {
             refuse("rule '" + name + "' is used but not defined");
         }
+    }
+    const std::string reason = gufo_grammar_ways(parser.rules);
+    if (!reason.empty()) {
+        refuse(reason);
     }
 }

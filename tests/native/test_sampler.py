@@ -276,6 +276,28 @@ def test_candidates_are_what_the_chain_left(backend: LlamaBackend, lib: ctypes.C
 
 
 @pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= (ws item?)* "."\nws ::= [ ]*\nitem ::= "a" | "b"',  # can repeat nothing: harmless
+        "root ::= " + " ".join(f'"{i}"?' for i in range(300)) + ' "."',
+        "root ::= " + " | ".join(f'"{i}"' for i in range(5000)) + ' | "."',
+        "root ::= "
+        + "".join(f"r{i} | " for i in range(100))
+        + '"."'
+        + "".join(f'\nr{i} ::= "{i}" root' for i in range(100)),
+    ],
+)
+def test_ambiguous_grammars_that_come_to_an_end_are_taken(
+    backend: LlamaBackend, lib: ctypes.CDLL, grammar: str
+) -> None:
+    with Sampler(lib, backend.model_ptr, SamplingParams(grammar=grammar, temperature=0.0)) as sampler:
+        dot = backend.vocab().tokenize(".", add_special=False, parse_special=False)
+        logits = np.full(backend.info.n_vocab, -1.0, np.float32)
+        logits[dot[0]] = 1.0
+        assert sampler.sample_logits(logits) == dot[0]
+
+
+@pytest.mark.parametrize(
     ("change", "field", "text"),
     [
         ({"grammar": 'root ::= "a" missing'}, "grammar", "'missing' is used but not defined"),
@@ -283,6 +305,27 @@ def test_candidates_are_what_the_chain_left(backend: LlamaBackend, lib: ctypes.C
         ({"grammar": 'root := "a"'}, "grammar", "expecting ::="),
         ({"grammar": 'root ::= root "a"'}, "grammar", "left recursion"),
         ({"grammar": "root ::= " + "(" * 5000}, "grammar", "nested deeper"),
+        (
+            {
+                "grammar": "root ::= r0\n"
+                + "".join(f"r{i} ::= r{i + 1} | r{i + 1}\n" for i in range(60))
+                + 'r60 ::= "x"'
+            },
+            "grammar",
+            "begin in more than",
+        ),
+        (
+            {"grammar": "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(50_000)) + 'r50000 ::= "x"'},
+            "grammar",
+            "begin with one another",
+        ),
+        ({"grammar": "root ::= " + " | ".join(['"x"'] * 30_000)}, "grammar", "begin in more than"),
+        ({"grammar": 'root ::= a root "z" | "x"\na ::= b\nb ::= "" | "y"'}, "grammar", "left recursion"),
+        (
+            {"grammar": 'root ::= a "x"\na ::= b | "y"\nb ::= c a "z"\nc ::= d\nd ::= "" | "w"'},
+            "grammar",
+            "left recursion",
+        ),
         ({"grammar": "# only a comment"}, "grammar", "no rules"),
         ({"grammar": "%llguidance {}"}, "grammar", "GBNF"),
         ({"grammar": 'root ::= "a"', "grammar_lazy": True}, "grammar_triggers", "at least one trigger"),
@@ -393,9 +436,7 @@ def test_the_largest_logit_is_what_llama_cpps_chain_takes(backend: LlamaBackend,
 
 
 @pytest.mark.parametrize("where", [0, 17, -1])
-def test_a_greedy_draw_refuses_logits_that_are_not_numbers(
-    backend: LlamaBackend, lib: ctypes.CDLL, where: int
-) -> None:
+def test_a_greedy_draw_refuses_logits_that_are_not_numbers(backend: LlamaBackend, lib: ctypes.CDLL, where: int) -> None:
     logits = random_logits(backend, 1)
     logits[where] = np.nan
     with (
