@@ -123,20 +123,20 @@ class Catalogue:
     def admit(self, m: Manifest, manifest_bytes: int) -> DiskRecord | Damaged:
         """An intact manifest was read: show its checkpoint if all its files are there as listed."""
         with self._lock:
-            entries = m.chunks.entries()
-            known = [self._listed.get(entry) for entry in entries]
-            states = [f for f in known if f is not None]
-            if len(states) != len(known):
-                for i, f in enumerate(known):
-                    wrong = self._list(entries[i], m.chunks[i]) if f is None else None
+            entries, private = m.chunks.entries(), m.private
+            try:
+                states = [self._listed[entry] for entry in entries]
+            except KeyError:
+                for i, entry in enumerate(entries):
+                    wrong = self._list(entry, m.chunks[i]) if entry not in self._listed else None
                     if wrong is not None:
                         return wrong
                 states = [self._listed[entry] for entry in entries]
-            f = self._files.get(m.private.key)
+            f = self._files.get(private.key)
             if f is None or f.suffix != FileClass.PRIVATE:
-                return Damaged(m.private.key, FileClass.PRIVATE, DamageReason.MISSING)
-            if f.n_bytes != m.private.n_bytes:
-                return Damaged(m.private.key, FileClass.PRIVATE, DamageReason.SIZE)
+                return Damaged(private.key, FileClass.PRIVATE, DamageReason.MISSING)
+            if f.n_bytes != private.n_bytes:
+                return Damaged(private.key, FileClass.PRIVATE, DamageReason.SIZE)
             record = DiskRecord.of(m, manifest_bytes)
             states.append(f)
             self._show(record, states)

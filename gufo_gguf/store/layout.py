@@ -117,7 +117,7 @@ class Layout:
                 fs.make_folder(folder)
             # A process may have died between making folders and syncing them: that all are there proves
             # nothing.  A manifest does, since nobody publishes before this has succeeded.
-            if not keys_of(fs.names(self.manifests), FileClass.MANIFEST):
+            if not any(key_of(name, FileClass.MANIFEST) for name in fs.names(self.manifests)):
                 fs.sync_folder(self.base)
                 fs.sync_folder("")
         except OSError as e:

@@ -46,6 +46,11 @@ _FIXED = struct.Struct("<16sQqIIQ16sQ16sQ16sQ16sIIII")
 tokens, chunks (counts), texts, inputs (bytes)."""
 _ENTRY = struct.Struct("<16sQ16s")
 ENTRY_BYTES = _ENTRY.size
+_SIZE_WORD = 2
+"""Of an entry's five 8-byte words, the one that holds the chunk's bytes."""
+_ENTRY_DTYPE = np.dtype(f"V{ENTRY_BYTES}")  # dtypes made once: naming one costs more than using it
+_INT32 = np.dtype("<i4")
+_UINT64 = np.dtype("<u8")
 _MAX_TEXT = 4096
 _MAX_LABELS = 1024
 _NO_BYTES = b"\0" * 8
@@ -97,8 +102,14 @@ class ChunkTable:
 
     def entries(self) -> list[bytes]:
         """The stored 40 bytes of each chunk: equal entries name the same file with the same bytes."""
-        raw = self.raw
-        return [raw[at : at + ENTRY_BYTES] for at in range(0, len(raw), ENTRY_BYTES)]
+        return np.frombuffer(self.raw, _ENTRY_DTYPE).tolist() if self.raw else []
+
+    def all_of(self, n_bytes: int) -> bool:
+        """Is every chunk listed with this size?"""
+        if not self.raw:
+            return True
+        sizes = np.frombuffer(self.raw, _UINT64)[_SIZE_WORD :: ENTRY_BYTES // 8].tolist()
+        return bool(sizes.count(n_bytes) == len(sizes))
 
     def keys(self) -> list[str]:
         return [key.hex() for key, _, _ in _ENTRY.iter_unpack(self.raw)]
@@ -160,13 +171,6 @@ def _text(text: str) -> bytes:
 
 
 # -- reading -------------------------------------------------------------------------------------
-def manifest_bytes(data: bytes) -> int | None:
-    """How long a file that begins like this says it is; None when it is no manifest."""
-    if len(data) < _HEADER.size or data[:8] != MAGIC:
-        return None
-    return _HEADER.size + int.from_bytes(data[16:24], "little")
-
-
 def decode(data: bytes, key: str) -> Manifest:
     """Parse a manifest file named after ``key``.  Raises ManifestError (NewerFormat among them).
 
@@ -217,7 +221,7 @@ def _assemble(body: memoryview, key: str) -> Manifest:
     inputs_at = texts_at + n_texts
     if inputs_at + n_inputs != len(body) or not n_tokens:
         raise ManifestError("table lengths")
-    tokens: Tokens = np.frombuffer(body, dtype="<i4", count=n_tokens, offset=_FIXED.size)  # read-only, as bytes are
+    tokens: Tokens = np.frombuffer(body, _INT32, n_tokens, _FIXED.size)  # read-only, as bytes are
     scope, origin, labels = _parse_texts(bytes(body[texts_at:inputs_at]))
     meta = CheckpointMeta(
         scope, tokens, origin, chunk_rows, row_bytes, _inputs(body[inputs_at:], n_tokens), created_s, labels
@@ -237,22 +241,20 @@ def _assemble(body: memoryview, key: str) -> Manifest:
 
 def _contradiction(m: Manifest) -> str | None:
     """Redundant numbers that disagree; checked before writing and after reading."""
-    meta = m.meta
-    if len(m.key) != 2 * KEY_BYTES or len(m.private.key) != 2 * KEY_BYTES:
+    meta, private = m.meta, m.private
+    if len(m.key) != 2 * KEY_BYTES or len(private.key) != 2 * KEY_BYTES:
         return "key length"
     if meta.chunk_rows < 1:
         return "chunks of no rows"
-    if len(m.chunks) != meta.n_chunks:
+    n_chunks, tail_rows = meta.divided
+    if len(m.chunks) != n_chunks:
         return f"{len(m.chunks)} chunks for {meta.n_tokens} tokens"
-    if m.private.tail.n_bytes != meta.tail_bytes:
-        return f"a tail of {m.private.tail.n_bytes} bytes where {meta.tail_bytes} are due"
-    if m.private.n_bytes > 1 << 62:
+    if private.tail.n_bytes != tail_rows * meta.row_bytes:
+        return f"a tail of {private.tail.n_bytes} bytes where {tail_rows * meta.row_bytes} are due"
+    if private.n_bytes > 1 << 62:
         return "private size"
-    raw = m.chunks.raw
-    if raw:
-        due = meta.chunk_bytes.to_bytes(12, "little")[:8]
-        if {raw[at : at + 8] for at in range(16, len(raw), ENTRY_BYTES)} != {due}:
-            return "a chunk of another size"
+    if not m.chunks.all_of(meta.chunk_bytes):
+        return "a chunk of another size"
     return None
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gufo_gguf.cache.types import InputMark, Origin
 from gufo_gguf.store.manifest import ChunkTable, Manifest
 from gufo_gguf.store.types import DamageReason, PrivateFile
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DiskRecord:
+class DiskRecord(NamedTuple):
     """One checkpoint on disk, without its tokens: those are the index's, or read again."""
 
     key: str
@@ -43,9 +42,9 @@ class DiskRecord:
         )  # fmt: skip
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class FileState:
-    """One published chunk or private file."""
+    """One published chunk or private file; equal to itself alone."""
 
     suffix: str
     n_bytes: int

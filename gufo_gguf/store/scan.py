@@ -23,7 +23,7 @@ from gufo_gguf.core.errors import StoreError
 from gufo_gguf.store.catalogue import Catalogue, DiskRecord
 from gufo_gguf.store.fs import NOT_A_FILE, FileSystem, close_quietly, read_all, remove_quietly
 from gufo_gguf.store.layout import FileClass, Layout, is_ours, keys_of, ours
-from gufo_gguf.store.manifest import MAX_BYTES, Manifest, ManifestError, NewerFormat, decode, manifest_bytes
+from gufo_gguf.store.manifest import MAX_BYTES, Manifest, ManifestError, NewerFormat, decode
 from gufo_gguf.store.types import Damage, DamageReason
 
 
@@ -49,8 +49,9 @@ def scan(fs: FileSystem, layout: Layout, catalogue: Catalogue) -> Iterator[Loade
         catalogue.found_debris(folder, entry.name, entry.disk_bytes)
     fs.sync_folder(layout.manifests)
     unreadable = False
-    for key in keys_of(fs.names(layout.manifests), FileClass.MANIFEST):
-        found, disk_bytes = _read_sized(fs, layout, key)
+    manifests = layout.manifests
+    for key in keys_of(fs.names(manifests), FileClass.MANIFEST):
+        found, disk_bytes = _read_sized(fs, manifests, key)
         if isinstance(found, Manifest):
             admitted = catalogue.admit(found, disk_bytes)
             if isinstance(admitted, DiskRecord):
@@ -61,7 +62,7 @@ def scan(fs: FileSystem, layout: Layout, catalogue: Catalogue) -> Iterator[Loade
         if found is None:
             continue
         if found.permanent:
-            catalogue.found_debris(layout.manifests, key + FileClass.MANIFEST, disk_bytes)
+            catalogue.found_debris(manifests, key + FileClass.MANIFEST, disk_bytes)
         else:
             unreadable = True
         yield found
@@ -74,40 +75,36 @@ def read_manifest(fs: FileSystem, layout: Layout, key: str) -> Manifest | Damage
 
     None when it has gone since it was listed, or is no file at all (then it is none of ours).
     """
-    return _read_sized(fs, layout, key)[0]
+    return _read_sized(fs, layout.manifests, key)[0]
 
 
-def _read_sized(fs: FileSystem, layout: Layout, key: str) -> tuple[Manifest | Damage | None, int]:
+def _read_sized(fs: FileSystem, folder: str, key: str) -> tuple[Manifest | Damage | None, int]:
     """A manifest and the bytes of its blocks."""
-    name = key + FileClass.MANIFEST
+    name, disk_bytes = key + FileClass.MANIFEST, 0
     try:
-        data, disk_bytes = _read_whole(fs, layout.manifests, name)
+        try:
+            data, disk_bytes = fs.read_file(folder, name, MAX_BYTES)
+            return decode(data, key), disk_bytes
+        except (InterruptedError, ManifestError):  # one read may bring less than the file has
+            data, disk_bytes = _read_whole(fs, folder, name)
+            return decode(data, key), disk_bytes
     except FileNotFoundError:
         return None, 0
-    except OSError as e:
-        if e.errno in NOT_A_FILE:
-            return None, 0
-        return Damage(layout.manifests, name, DamageReason.UNREADABLE, e.strerror or str(e), permanent=False), 0
-    try:
-        return decode(data, key), disk_bytes
     except NewerFormat as e:
         raise StoreError(
             f"the cache folder {fs.root} holds checkpoints of a later release ({e}); it is left alone: "
             f"use that release or another folder"
         ) from e
     except ManifestError as e:
-        return Damage(layout.manifests, name, DamageReason.FORMAT, str(e)), disk_bytes
+        return Damage(folder, name, DamageReason.FORMAT, str(e)), disk_bytes
+    except OSError as e:
+        if e.errno in NOT_A_FILE:
+            return None, 0
+        return Damage(folder, name, DamageReason.UNREADABLE, e.strerror or str(e), permanent=False), 0
 
 
 def _read_whole(fs: FileSystem, folder: str, name: str) -> tuple[bytes, int]:
-    """The file's bytes and blocks; the longer way when one read did not bring what the header announces."""
-    try:
-        data, disk_bytes = fs.read_file(folder, name, MAX_BYTES)
-        due = manifest_bytes(data)
-        if due is not None and len(data) >= due:
-            return data, disk_bytes
-    except InterruptedError:
-        pass
+    """The file's bytes and blocks, however short the single reads are."""
     handle = fs.open(folder, name)
     try:
         n_bytes, disk_bytes = fs.size(handle)

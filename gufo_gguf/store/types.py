@@ -13,8 +13,9 @@ from its birth in tmp/ to its end, so no rename can ever hit an existing name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from gufo_gguf.cache.types import InputMark, Origin, Tokens
@@ -111,8 +112,7 @@ class Part:
     checksum: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointMeta:
+class CheckpointMeta(NamedTuple):
     """What a manifest says about a checkpoint besides its files."""
 
     scope: str
@@ -123,7 +123,7 @@ class CheckpointMeta:
     inputs: tuple[InputMark, ...] = ()
     created_s: int = 0
     """Unix seconds, from the caller's clock; shown as an age, decides nothing."""
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = MappingProxyType({})
     """For people: model name, quantisation, KV types.  The scope alone decides identity."""
 
     @property
@@ -131,8 +131,13 @@ class CheckpointMeta:
         return len(self.tokens)
 
     @property
+    def divided(self) -> tuple[int, int]:
+        """(full chunks, rows of the tail)."""
+        return divmod(len(self.tokens), self.chunk_rows) if self.row_bytes else (0, 0)
+
+    @property
     def n_chunks(self) -> int:
-        return self.n_tokens // self.chunk_rows if self.row_bytes else 0
+        return self.divided[0]
 
     @property
     def chunk_bytes(self) -> int:
@@ -140,7 +145,7 @@ class CheckpointMeta:
 
     @property
     def tail_bytes(self) -> int:
-        return (self.n_tokens - self.n_chunks * self.chunk_rows) * self.row_bytes if self.row_bytes else 0
+        return self.divided[1] * self.row_bytes
 
 
 class ByteSource(Protocol):
