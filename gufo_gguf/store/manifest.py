@@ -221,6 +221,8 @@ def _assemble(body: memoryview, key: str) -> Manifest:
     inputs_at = texts_at + n_texts
     if inputs_at + n_inputs != len(body) or not n_tokens:
         raise ManifestError("table lengths")
+    if n_tokens % 2 and body[chunks_at - 4 : chunks_at] != _NO_BYTES[:4]:
+        raise ManifestError("padding")
     tokens: Tokens = np.frombuffer(body, _INT32, n_tokens, _FIXED.size)  # read-only, as bytes are
     scope, origin, labels = _parse_texts(bytes(body[texts_at:inputs_at]))
     meta = CheckpointMeta(

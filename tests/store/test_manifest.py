@@ -133,6 +133,17 @@ def simple(n_tokens: int = 5, row_bytes: int = 2) -> Manifest:
     )
 
 
+@pytest.mark.parametrize("n_tokens", [5, 6])
+def test_every_byte_means_something(n_tokens: int) -> None:
+    """Each byte of the body, changed behind right checksums, changes what is read or is refused."""
+    good = encode(simple(n_tokens))
+    for at in range(64, len(good)):
+        bad = bytearray(good)
+        bad[at] ^= 1
+        back = decode_bounded(resealed(bytes(bad)), KEY)
+        assert back is None or encode(back) == resealed(bytes(bad)), at
+
+
 def test_a_later_format_is_not_damage() -> None:
     data = bytearray(encode(simple()))
     data[8:12] = struct.pack("<I", 2)
