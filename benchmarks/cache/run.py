@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -124,16 +125,17 @@ def bench_rss(path: Path, requests: int) -> None:
     )
 
 
-def bench_neighbour(path: Path, pairs: int, n_decode: int, threads: int) -> None:
+def bench_neighbour(path: Path, pairs: int, n_decode: int, threads: int, n_written: int = 6) -> None:
     """A stream decodes while other conversations' checkpoints are written, or there is nothing to write.
 
     The stream itself neither reads nor writes the cache.  What is to be written is computed before it
-    starts, as one batch of requests, so that the writer finds no pause in which to get ahead.
+    starts, as one batch of requests, so that the writer finds no pause in which to get ahead; their
+    prompts are short, since it is the private state that makes a checkpoint large.
     """
     process = psutil.Process()
     options = LlamaOptions(n_ctx=1024, n_slots=2, n_threads=threads)
-    samples: dict[str, list[float]] = {"alone": [], "beside": []}
-    rates, dry = [], 0
+    samples: dict[str, list[tuple[float, ...]]] = {"alone": [], "beside": []}
+    dry = 0
     with tempfile.TemporaryDirectory() as folder:
         settings = EngineOptions(
             llama=options,
@@ -145,29 +147,43 @@ def bench_neighbour(path: Path, pairs: int, n_decode: int, threads: int) -> None
         with Engine.load(path, settings) as engine:
             status = engine.cache_status()
             seeds = iter(range(20_000, 30_000))
+            owner = next(t.native_id for t in threading.enumerate() if t.name == "gufo-owner")
+
+            def owner_s() -> float:
+                return next(t.user_time + t.system_time for t in process.threads() if t.id == owner)
 
             def disk() -> dict[str, Any]:
-                return engine.cache_status()["disk"]
+                return dict(engine.cache_status()["disk"])
 
             def drain() -> None:
                 while disk()["waiting"]:
                     time.sleep(0.05)
 
-            def stream() -> tuple[float, float]:
-                """(seconds a token, bytes a second that the process wrote meanwhile)."""
+            def others_s() -> float:
+                """Processor seconds of everything else on the machine."""
+                machine, own = psutil.cpu_times(), process.cpu_times()
+                return sum(machine) - machine.idle - machine.iowait - own.user - own.system
+
+            def stream() -> tuple[float, ...]:
+                """(seconds a token, processor seconds of the owner thread a token, MB/s that the process wrote,
+                cores that others had)."""
                 request = GenerateRequest(
-                    as_tokens(tokens(10_000, 16)), sampling=GREEDY, max_tokens=n_decode, cache_prompt=False
+                    as_tokens(tokens(10_000, 4)), sampling=GREEDY, max_tokens=n_decode, cache_prompt=False
                 )
-                written, started = process.io_counters().write_chars, time.perf_counter()
+                written, used, others = process.io_counters().write_chars, owner_s(), others_s()
+                started = time.perf_counter()
                 *_, end = engine.submit(request)
                 assert isinstance(end, Finished) and end.error is None
-                rate = (process.io_counters().write_chars - written) / (time.perf_counter() - started)
-                return end.timings.predicted_ms / 1e3 / (end.timings.predicted_n - 1), rate
+                used = (owner_s() - used) / n_decode
+                wall_s = time.perf_counter() - started
+                rate = (process.io_counters().write_chars - written) / wall_s / 1e6
+                others = (others_s() - others) / wall_s
+                return end.timings.predicted_ms / 1e3 / (end.timings.predicted_n - 1), used, rate, others
 
             def conversations() -> None:
                 running = [
-                    engine.submit(GenerateRequest(as_tokens(tokens(next(seeds), n)), sampling=GREEDY, max_tokens=1))
-                    for n in (300, 40, 40, 40, 40)
+                    engine.submit(GenerateRequest(as_tokens(tokens(next(seeds), 4)), sampling=GREEDY, max_tokens=1))
+                    for _ in range(n_written)
                 ]
                 for events in running:
                     list(events)
@@ -178,24 +194,25 @@ def bench_neighbour(path: Path, pairs: int, n_decode: int, threads: int) -> None
                     drain()
                     if case == "beside":
                         conversations()
-                    seconds, rate = stream()
-                    samples[case].append(seconds)
+                    samples[case].append(stream())
                     if case == "beside":
-                        rates.append(rate)
                         dry += not disk()["waiting"]
-    ratios = [a / b for a, b in zip(samples["alone"], samples["beside"], strict=True)]
+    alone, beside = (list(zip(*samples[case], strict=True)) for case in ("alone", "beside"))
+    wall, used = ([a / b for a, b in zip(alone[k], beside[k], strict=True)] for k in (0, 1))
     report(
         "cache-neighbour",
         [
             f"{status['row_bytes']:,} bytes a row, {status['private_bytes'] / 1e6:.0f} MB private; threads: {threads}; "
             f"{pairs} pairs in turn, {n_decode} tokens each",
-            f"nothing to write     {spread(samples['alone'])} a token",
-            f"while being written  {spread(samples['beside'])} a token; {median(rates) / 1e6:.0f} MB/s written "
-            f"({min(rates) / 1e6:.0f} .. {max(rates) / 1e6:.0f}); nothing left before the end in {dry} of {pairs}",
-            f"token rate beside writing over alone, median of pairs {median(ratios):.3f} "
-            f"({min(ratios):.3f} .. {max(ratios):.3f})   (goal >= 0.95)",
+            f"nothing to write     {spread(list(alone[0]))} a token",
+            f"while being written  {spread(list(beside[0]))} a token, at {median(list(beside[2])):.0f} MB/s "
+            f"({min(beside[2]):.0f} .. {max(beside[2]):.0f}); nothing was left before the end in {dry} of {pairs}",
+            f"token rate beside writing over alone, of pairs {median(wall):.3f} ({min(wall):.3f} .. {max(wall):.3f})"
+            "   (goal >= 0.95)",
+            f"the same in processor time of the model's thread {median(used):.3f} ({min(used):.3f} .. {max(used):.3f})",
+            f"cores that other processes had meanwhile: {median(list(alone[3])):.2f} and {median(list(beside[3])):.2f}",
         ],
-        {**samples, "bytes_per_s": rates, "ran_dry": dry, "threads": threads},
+        {"alone": alone, "beside": beside, "ran_dry": dry, "threads": threads},
     )
 
 
@@ -229,7 +246,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", choices=["capture", "overhead", "rss", "neighbour", "eight"])
-    parser.add_argument("--decode", type=int, default=40, help="neighbour: tokens of the stream")
+    parser.add_argument("--decode", type=int, default=24, help="neighbour: tokens of the stream")
     parser.add_argument("--threads", type=int, default=1, help="neighbour: threads of the model")
     parser.add_argument("--layers", type=int, default=48, help="neighbour: layers of the generated model")
     args = parser.parse_args()
