@@ -105,7 +105,7 @@ class Scheduler:
         """One unit of work; False when there was nothing to do."""
         self._drop_cancelled()
         self._admit_waiting()
-        worked = False
+        worked = any(j.phase is Phase.DONE for j in self.active)  # answered at once: others can have their slots
         if any(j.phase is Phase.DECODE for j in self.active):
             self._decode_pass()
             worked = True
