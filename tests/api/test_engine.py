@@ -104,6 +104,21 @@ def test_json_schema_and_grammar(engine: Engine) -> None:
     assert engine.complete("Yes or no?", grammar='root ::= "yes" | "no"').text in ("yes", "no")
 
 
+@pytest.mark.parametrize("logprobs", [0, 2])
+def test_an_opening_that_does_not_fit_its_grammar_is_text(engine: Engine, logprobs: int) -> None:
+    """A lazy grammar sees what woke it when it is drawn already; a tool call's opening with something else behind it."""
+    plain = engine.complete("Once upon", max_tokens=12, sampling=GREEDY)
+    lazy = SamplingParams(
+        temperature=0.0,
+        grammar='root ::= "@@@ never"',
+        grammar_lazy=True,
+        grammar_triggers=[{"type": 2, "value": "[\\s\\S]"}],
+    )
+    answer = engine.complete("Once upon", max_tokens=12, sampling=lazy, logprobs=logprobs)
+    assert answer.tokens.tolist() == plain.tokens.tolist() and len(answer.logprobs) == (12 if logprobs else 0)
+    assert engine.core.failure is None
+
+
 def test_the_next_turn_goes_on_behind_the_sampled_tokens(engine: Engine) -> None:
     conversation = talk(engine, "turns")
     first = conversation.ask("First?")

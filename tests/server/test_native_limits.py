@@ -32,6 +32,20 @@ def test_a_time_limit_frees_the_slot_and_keeps_what_was_computed(one_slot: tuple
     assert running.engine.check() == []  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("n_predict", [0, 1])
+def test_answers_that_are_there_at_once_do_not_hold_up_those_behind_them(
+    one_slot: tuple[Running, Recorded], n_predict: int
+) -> None:
+    """A prompt that was wholly kept, and nothing to generate from it: no pass runs, and the slot is free again."""
+    running, _ = one_slot
+    body = {"prompt": [[5, 6, 7, 8 + i] for i in range(8)], "n_predict": n_predict}
+    for _ in range(3):
+        found = running.http.post("/completion", json=body).json()
+        assert len(found) == 8 and all(entry["tokens_predicted"] == n_predict for entry in found)
+    assert [entry["timings"]["prompt_n"] for entry in found] == [0] * 8, "or this shows nothing"
+    assert eventually(lambda: len(running.server.uvicorn.state.active) == 0)
+
+
 def test_chances_after_the_sampler_are_those_of_its_chain(one_slot: tuple[Running, Recorded]) -> None:
     running, _ = one_slot
     body = {"prompt": "Once upon a time", "n_predict": 4, "n_probs": 40, "post_sampling_probs": True, "seed": 5}
