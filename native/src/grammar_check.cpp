@@ -7,7 +7,8 @@
 #include "grammar_check.h"
 
 #include <algorithm>
-#include <vector>
+#include <cctype>
+#include <cstdlib>
 
 #include "error.h"
 #include "grammar_ways.h"
@@ -30,8 +31,32 @@ constexpr int MAX_DEPTH = 256;       // it recurses per parenthesis; a real gram
     throw gufo_failure(GUFO_E_INVALID, text);
 }
 
-// Parentheses outside literals, character classes and comments.
-void check_depth(const std::string & text) {
+const char * skip_blank(const char * pos) {
+    while (*pos == ' ' || *pos == '\t' || *pos == '\r' || *pos == '\n' || *pos == '#') {
+        if (*pos != '#') {
+            pos++;
+            continue;
+        }
+        while (*pos && *pos != '\n' && *pos != '\r') {
+            pos++;
+        }
+    }
+    return pos;
+}
+
+// At "{m,n}": the parser subtracts without asking which is larger, and then repeats for ever.
+void check_repetition(const char * pos) {
+    char * end = nullptr;
+    const auto least = std::strtoull(skip_blank(pos + 1), &end, 10);
+    const char * comma = skip_blank(end);
+    const char * most = *comma == ',' ? skip_blank(comma + 1) : "";
+    if (std::isdigit(static_cast<unsigned char>(*most)) && std::strtoull(most, nullptr, 10) < least) {
+        refuse("a repetition of at least " + std::to_string(least) + " times, and at most fewer");
+    }
+}
+
+// Parentheses and repetitions outside literals, character classes and comments.
+void check_marks(const std::string & text) {
     int depth = 0;
     for (size_t i = 0; i < text.size(); i++) {
         const char c = text[i];
@@ -48,21 +73,10 @@ void check_depth(const std::string & text) {
             refuse("parentheses nested deeper than " + std::to_string(MAX_DEPTH));
         } else if (c == ')') {
             depth--;
+        } else if (c == '{') {
+            check_repetition(text.c_str() + i);
         }
     }
-}
-
-const char * skip_blank(const char * pos) {
-    while (*pos == ' ' || *pos == '\t' || *pos == '\r' || *pos == '\n' || *pos == '#') {
-        if (*pos != '#') {
-            pos++;
-            continue;
-        }
-        while (*pos && *pos != '\n' && *pos != '\r') {
-            pos++;
-        }
-    }
-    return pos;
 }
 
 }  // namespace
@@ -74,7 +88,7 @@ void gufo_check_grammar(const llama_vocab * vocab, const std::string & text) {
     if (text.compare(0, 11, "%llguidance") == 0) {
         refuse("llguidance grammars are not part of this build; use GBNF");
     }
-    check_depth(text);
+    check_marks(text);
 
     llama_grammar_parser parser(vocab);
     try {

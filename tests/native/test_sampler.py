@@ -278,6 +278,7 @@ def test_candidates_are_what_the_chain_left(backend: LlamaBackend, lib: ctypes.C
 @pytest.mark.parametrize(
     "grammar",
     [
+        'root ::= "a"{0,5} [{5,2}]? "{5,2}"? "b"{0,3} "c"{2,}? "."  # {5,2}',
         'root ::= (ws item?)* "."\nws ::= [ ]*\nitem ::= "a" | "b"',  # can repeat nothing: harmless
         "root ::= " + " ".join(f'"{i}"?' for i in range(300)) + ' "."',
         "root ::= " + " | ".join(f'"{i}"' for i in range(5000)) + ' | "."',
@@ -326,6 +327,8 @@ def test_ambiguous_grammars_that_come_to_an_end_are_taken(
             "grammar",
             "left recursion",
         ),
+        ({"grammar": 'root ::= "a"{5,2}'}, "grammar", "at most fewer"),
+        ({"grammar": 'root ::= (("a" | "b"){ 10 # x\n , # y\n 9 })'}, "grammar", "at most fewer"),
         ({"grammar": "# only a comment"}, "grammar", "no rules"),
         ({"grammar": "%llguidance {}"}, "grammar", "GBNF"),
         ({"grammar": 'root ::= "a"', "grammar_lazy": True}, "grammar_triggers", "at least one trigger"),
