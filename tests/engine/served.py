@@ -6,6 +6,8 @@ alternatives: on random weights those change with any byte of the state.
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import re
 import signal
@@ -174,3 +176,32 @@ def wait_until_written(http: httpx.Client, n: int = 1) -> None:
             return
         time.sleep(0.1)
     raise AssertionError(f"not written: {disk}")
+
+
+# -- cold controls -------------------------------------------------------------------------------
+def distance(a: Reply, b: Reply) -> float:
+    """Largest difference of a token's log-probability, up to where the texts part; infinite where a's
+    token is none of b's likeliest."""
+    worst = 0.0
+    for (token, logprob, *_), (other, *alternatives) in zip(a.logprobs, b.logprobs, strict=True):
+        theirs = dict([(other, alternatives[0]), *alternatives[1:]])
+        worst = max(worst, abs(logprob - theirs.get(token, -math.inf)))
+        if token != other:
+            break
+    return worst
+
+
+@functools.cache
+def rounding(model: Path) -> float:
+    """Twice how far cold answers part when only the size of their passes differs; at least 0.05.
+
+    A warm answer is computed in other passes than a cold one, the last of a few tokens, for which there are
+    other kernels.  On random weights that moves log-probabilities by hundredths to tenths.
+    """
+    talks = [Talk(f"You are assistant number {i}. " * 40) for i in range(12)]
+    by_size: list[list[Reply]] = []
+    for n in (64, 4):
+        with served(model, "-c", 2048, "-b", n, "-ub", n) as server:
+            questions = ([*talk.messages, {"role": "user", "content": "Question?"}] for talk in talks)
+            by_size.append([ask(server.http, question, cache_prompt=False) for question in questions])
+    return max(0.05, 2 * max(distance(a, b) for a, b in zip(*by_size, strict=True)))

@@ -25,7 +25,7 @@ from gufo_gguf.store.manifest import Manifest, encode
 from gufo_gguf.store.scan import read_manifest
 from gufo_gguf.store.types import CheckpointMeta
 from tests.conftest import TinyModel
-from tests.engine.served import SYSTEM, Reply, Talk, ask, on_disk, served, wait_until_written
+from tests.engine.served import SYSTEM, Reply, Talk, ask, distance, on_disk, rounding, served, wait_until_written
 from tests.server.conftest import running_server
 
 pytestmark = [pytest.mark.native, pytest.mark.slow]
@@ -89,9 +89,7 @@ def test_a_stopped_server_goes_on_where_it_was(model: Path, tmp_path: Path) -> N
     control = restored_from_ram(model)
     assert control.source == "ram" and control.cached == third.cached
     assert third.exact == control.exact, "from disk, in another context, it goes on as from RAM"
-    assert cold.cached == 0 and cold.text == third.text
-    for ours, theirs in zip(third.logprobs, cold.logprobs, strict=True):
-        assert abs(ours[1] - theirs[1]) < 5e-2  # other pass ends, other rounding; more on a device
+    assert cold.cached == 0 and distance(third, cold) < rounding(model)  # other pass ends, other rounding
 
 
 def test_a_killed_server_keeps_what_it_said_was_written(model: Path, tmp_path: Path) -> None:
