@@ -180,15 +180,14 @@ def wait_until_written(http: httpx.Client, n: int = 1) -> None:
 
 # -- cold controls -------------------------------------------------------------------------------
 def distance(a: Reply, b: Reply) -> float:
-    """Largest difference of a token's log-probability, up to where the texts part; infinite where a's
-    token is none of b's likeliest."""
-    worst = 0.0
-    for (token, logprob, *_), (other, *alternatives) in zip(a.logprobs, b.logprobs, strict=True):
-        theirs = dict([(other, alternatives[0]), *alternatives[1:]])
-        worst = max(worst, abs(logprob - theirs.get(token, -math.inf)))
-        if token != other:
-            break
-    return worst
+    """How far the log-probability of a's first token is from b's; infinite where it is none of b's likeliest.
+
+    Only the first is a function of the prompt's state alone: the next ones follow what was chosen, and a
+    model of random weights that picks experts turns a near tie into another text.
+    """
+    (token, logprob, *_), (other, *alternatives) = a.logprobs[0], b.logprobs[0]
+    theirs = dict([(other, alternatives[0]), *alternatives[1:]])
+    return abs(logprob - theirs.get(token, -math.inf))
 
 
 @functools.cache
