@@ -6,7 +6,7 @@ Here a signal
 
     1. refuses new requests (503, Retry-After), for at most ``drain_s`` while the running ones finish
     2. cancels what is left; each stream ends with an error event
-    3. lets uvicorn close its connections, and the application its engine
+    3. lets uvicorn close its connections (cuts them after a second), and the application its engine
     4. ends the process with status 0
 
 A second signal goes on to the next step at once.
@@ -84,7 +84,15 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._drain()
+        # a client that does not read would hold its connection until uvicorn cancels it, with a traceback each
+        asyncio.get_running_loop().call_later(_CLOSE_S / 2, self._abort)
         await super().shutdown(sockets)
+
+    def _abort(self) -> None:
+        for connection in list(self.server_state.connections):
+            transport = getattr(connection, "transport", None)
+            if transport is not None:
+                transport.abort()
 
     async def _drain(self) -> None:
         active, seconds = self.state.active, self.state.settings.drain_s

@@ -19,7 +19,7 @@
 
 namespace {
 
-constexpr double MAX_WAYS = 20000;       // of one rule: as many stacks, each compared with all others
+constexpr double MAX_WAYS = 4000;        // of one rule: as many stacks, compared pair by pair
 constexpr double MAX_WAYS_IN_ALL = 5e6;  // steps of the search for left recursion
 constexpr uint32_t MAX_CHAIN = 2000;     // that search recurses along edges, on a thread's stack
 constexpr uint32_t NONE = UINT32_MAX;

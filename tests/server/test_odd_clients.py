@@ -15,7 +15,7 @@ import pytest
 from gufo_gguf.server.connection import HEAD_BYTES
 from gufo_gguf.server.routes import cache as cache_routes
 from gufo_gguf.server.settings import ServerSettings
-from tests.server.conftest import Running, Serve
+from tests.server.conftest import Running, Serve, running_server
 from tests.server.standin import Gate, StandinEngine
 from tests.server.test_streams import eventually
 
@@ -250,3 +250,23 @@ def test_followers_that_never_read_are_bounded_and_let_go(serve: Serve, monkeypa
         assert running.http.get("/v1/cache/events").status_code == 200
         assert still_serves(running)
     assert eventually(lambda: state.followers == 0)
+
+
+def test_the_end_of_the_server_waits_for_no_reader(caplog: pytest.LogCaptureFixture) -> None:
+    big = "x" * (1 << 20)
+
+    class Talkative(StandinEngine):
+        def cache_events(self, since: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+            return [{"seq": since + 1, "kind": big}]
+
+    engine = Talkative(script=lambda r: [big] * 64)
+    follow = b"GET /v1/cache/events?stream=true HTTP/1.1\r\nHost: x\r\n\r\n"
+    with running_server(engine, ServerSettings(port=0, drain_s=0.2)) as running:
+        with connected(running) as a, connected(running) as b, connected(running) as c:
+            a.sendall(follow)
+            b.sendall(request({"messages": USER, "stream": True}))
+            c.sendall(request({"messages": USER})[:-5])
+            assert eventually(lambda: running.server.uvicorn.state.followers == 1 and len(engine.streams) == 1)
+            running.server.stop()
+    assert engine.closed
+    assert [r.getMessage() for r in caplog.records if r.levelname in ("ERROR", "CRITICAL")] == []
