@@ -139,7 +139,7 @@ def relation_of(track: Track, entry: Entry, found: dict[Key, Relation]) -> Relat
     """One checkpoint that changed nobody else's standing, given the relations of the others."""
     parent = parent_of(track, entry)
     family: Hashable = entry.key if parent is None or found[parent].branch_point else found[parent].family
-    covered, branch = _standing(track, entry)
+    covered, branch = standing(track, entry)
     return Relation(covered, branch, parent, family)
 
 
@@ -160,7 +160,7 @@ def deepest_upto(track: Track | None, depth: int, tier: Tier) -> tuple[Track, En
     return None
 
 
-def _standing(track: Track, entry: Entry) -> tuple[bool, bool]:
+def standing(track: Track, entry: Entry) -> tuple[bool, bool]:
     """(covered, branch point)."""
     tier, depth = entry.key[0], entry.n_tokens
     while True:

@@ -20,7 +20,16 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterator
 
-from gufo_gguf.cache.branches import Place, Relation, deepest_upto, parent_of, place_of, relation_of, relations
+from gufo_gguf.cache.branches import (
+    Place,
+    Relation,
+    deepest_upto,
+    parent_of,
+    place_of,
+    relation_of,
+    relations,
+    standing,
+)
 from gufo_gguf.cache.cuts import cuts
 from gufo_gguf.cache.ghosts import Ghosts
 from gufo_gguf.cache.inputs import InputIds, blanked, is_input
@@ -180,6 +189,10 @@ class PrefixIndex:
     def covered(self, key: Key) -> bool:
         """A deeper checkpoint of the same tier lies on the same branch, and no second branch starts between."""
         return self.relation(key).covered
+
+    def covered_now(self, key: Key) -> bool:
+        """The same by a walk of its own: for the one checkpoint whose neighbours have just changed."""
+        return standing(*self._trees[self._scopes[key]].home[key])[0]
 
     def is_branch_point(self, key: Key) -> bool:
         """Not covered, and two retained histories extend it and differ after it."""

@@ -37,6 +37,9 @@ log = logging.getLogger("gufo.disk")
 
 _MAX_WANTED = 8
 
+_NEWEST = (1, 1 << 62)
+"""Rank of a checkpoint that became durable and that the owner has not heard of yet."""
+
 _N_READERS = max(2, min(allowed_cores() // 2, 6))
 """Threads that read and hash during a restore; the model waits for it, and its threads with it."""
 
@@ -110,20 +113,24 @@ class DiskTier:
                 self.counters["disk_damage_total"] += 1
             else:
                 self._add(found.record, found.tokens)
-        self._rank_again()
+        self._rank_all()
         self.queue.sweep()
         return len(self._of_number)
 
-    def _add(self, record: DiskRecord, tokens: Tokens) -> None:
+    def _add(self, record: DiskRecord, tokens: Tokens) -> int:
         number = self._durable.add(record.scope, tokens, record.inputs, record.origin, has_logits=record.has_logits)
         self._of_number[number] = record
         self._number_of[record.key] = number
+        return number
 
     def _forget(self, record: DiskRecord, reason: MissReason) -> None:
         number = self._number_of.pop(record.key, None)
         if number is not None:
+            parent = self._durable.parent(number)
             del self._of_number[number]
             self._durable.remove(number, reason)
+            self._order.pop(record.key, None)
+            self._rank(parent)
 
     # -- what is written -------------------------------------------------------------------------
     def captured(self, checkpoint: CheckpointId, origin: Origin, lease: Lease) -> None:
@@ -244,7 +251,6 @@ class DiskTier:
             if w.scope == write.scope and w.origin is Origin.PROMPT and _begins(write.tokens, w.tokens)
         ]
         self._queued.append(write)
-        self._rank_again()
 
         def put() -> None:  # on the writer's thread
             number = self.queue.enqueue(job, supersedes=[w.job for w in covered if w.job is not None])
@@ -273,7 +279,9 @@ class DiskTier:
         if outcome.result is WriteResult.DURABLE:
             assert outcome.record is not None
             self.counters["disk_writes_total"] += 1
-            self._add(outcome.record, write.tokens)
+            number = self._add(outcome.record, write.tokens)
+            self._rank(number)
+            self._rank(self._durable.parent(number))
         elif outcome.result is not WriteResult.SUPERSEDED:
             self.counters["disk_refused_total"] += 1
             self._durable.refused(write.checkpoint, len(write.tokens), write.origin, outcome.result)
@@ -329,6 +337,7 @@ class DiskTier:
         backend.finish_restore(slot)
         self.counters["disk_restores_total"] += 1
         self._durable.touch(int(plan.checkpoint))
+        self._rank(int(plan.checkpoint))
         self._restored = (record, n, lease) if whole else None
         return logits.view(np.float32) if whole and logits.size else None
 
@@ -361,9 +370,15 @@ class DiskTier:
     # -- eviction order --------------------------------------------------------------------------
     def rank(self, record: DiskRecord) -> tuple[int, int] | None:
         """From the writer's thread: covered intermediates first, then least recently used."""
-        return self._order.get(record.key, (1, 0))
+        return self._order.get(record.key, _NEWEST)
 
-    def _rank_again(self) -> None:
+    def _rank(self, number: int | None) -> None:
+        """One that came, was used, or has another below it: ranking all anew would cost each write a pause."""
+        if number is not None:
+            covered = self._durable.covered_now(number)
+            self._order[self._of_number[number].key] = (int(not covered), self._durable.last_use(number))
+
+    def _rank_all(self) -> None:
         self._order = {
             record.key: (int(not self._durable.covered(number)), self._durable.last_use(number))
             for number, record in self._of_number.items()

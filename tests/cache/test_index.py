@@ -57,7 +57,7 @@ def assert_same_relations(index: PrefixIndex, model: FlatIndex) -> None:
     for key in model.known:
         if key[0] is Tier.LIVE:
             continue
-        assert index.covered(key) == model.covered(key), key
+        assert index.covered(key) == index.covered_now(key) == model.covered(key), key
         assert index.is_branch_point(key) == model.is_branch_point(key), key
         assert index.parent(key) == index.relation(key).parent == model.parent(key), key
         assert index.family(key) == model.family(key), key

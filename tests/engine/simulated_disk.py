@@ -167,5 +167,8 @@ class SimulatedDisk:
         known = {int(c.id) for c in self.chunks()}
         bound = {c for key in self.tier.queue._bindings.files() for c in self.tier.queue._bindings._chunks_of[key]}
         assert bound <= known, "the writer remembers chunks that are gone"
+        order = dict(self.tier._order)
+        self.tier._rank_all()
+        assert order == self.tier._order, "ranks kept up one by one differ from ranks made anew"
         status = self.tier.status()
         assert status["used_bytes"] <= max(self.budget_bytes, 0) or self.damaged, status  # type: ignore[operator]
