@@ -21,7 +21,7 @@ FINE = {501, 503, 504}
 CANARY = {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0, "cache_prompt": False}
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen4exp"])
+@pytest.fixture(scope="module", params=["qwen4exp", pytest.param("llama", marks=pytest.mark.long)])
 def victim(request: pytest.FixtureRequest) -> Iterator[Running]:
     llama = LlamaOptions(n_ctx=512, n_slots=2, n_batch=256, n_ubatch=64, n_threads=1)
     engine = Engine.load(tiny_model_path(request.param), EngineOptions(llama=llama, cache_ram_bytes=64 << 20))

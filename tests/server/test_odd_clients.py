@@ -261,12 +261,16 @@ def test_the_end_of_the_server_waits_for_no_reader(caplog: pytest.LogCaptureFixt
 
     engine = Talkative(script=lambda r: [big] * 64)
     follow = b"GET /v1/cache/events?stream=true HTTP/1.1\r\nHost: x\r\n\r\n"
-    with running_server(engine, ServerSettings(port=0, drain_s=0.2)) as running:
-        with connected(running) as a, connected(running) as b, connected(running) as c:
-            a.sendall(follow)
-            b.sendall(request({"messages": USER, "stream": True}))
-            c.sendall(request({"messages": USER})[:-5])
-            assert eventually(lambda: running.server.uvicorn.state.followers == 1 and len(engine.streams) == 1)
-            running.server.stop()
+    with (
+        running_server(engine, ServerSettings(port=0, drain_s=0.2)) as running,
+        connected(running) as a,
+        connected(running) as b,
+        connected(running) as c,
+    ):
+        a.sendall(follow)
+        b.sendall(request({"messages": USER, "stream": True}))
+        c.sendall(request({"messages": USER})[:-5])
+        assert eventually(lambda: running.server.uvicorn.state.followers == 1 and len(engine.streams) == 1)
+        running.server.stop()
     assert engine.closed
     assert [r.getMessage() for r in caplog.records if r.levelname in ("ERROR", "CRITICAL")] == []
