@@ -30,7 +30,15 @@ from dataclasses import dataclass
 
 from gufo_gguf.cache.types import CacheLimits, CapturePoint, Origin, PromptView, StateShape
 
-_PRIORITY = (Origin.RETRY, Origin.GRID, Origin.REUSED_END, Origin.FRONTIER, Origin.LEARNED, Origin.PROMPT)
+_PRIORITY = (
+    Origin.RETRY,
+    Origin.GRID,
+    Origin.PARTING,
+    Origin.REUSED_END,
+    Origin.FRONTIER,
+    Origin.LEARNED,
+    Origin.PROMPT,
+)
 """Ascending: where origins meet, the later one names the checkpoint, since it is kept longer."""
 
 
@@ -54,13 +62,16 @@ def grid_points(start: int, end: int, limits: CacheLimits, *, max_points: int) -
     """Evenly spread multiples of ``grid_step`` in (start, end - grid_end_margin], ascending.
 
     With n such multiples and k = min(max_points, n) these are the floor(i * n / k)-th for i = 1..k:
-    95,439 cold tokens give 22,528, 47,104, 69,632 and 94,208.
+    95,439 cold tokens give 22,528, 47,104, 69,632 and 94,208.  Where RAM allows fewer than there would
+    be (``max_points`` below both n and ``grid_max``) the last of k + 1 such points is left out: the end
+    of the prompt is captured anyway, so the last stretch is the one that can do without.
     """
     step = limits.grid_step
     first = start // step
     n = max(0, (end - limits.grid_end_margin) // step - first)
     k = min(max_points, n)
-    return tuple((first + i * n // k) * step for i in range(1, k + 1))
+    parts = k + 1 if k < min(n, limits.grid_max) else k
+    return tuple((first + i * n // parts) * step for i in range(1, k + 1))
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from gufo_gguf.cache.checkpoints import Checkpoint, Parts, marks_before
 from gufo_gguf.cache.chunks import Maker
 from gufo_gguf.cache.events import EventKind
 from gufo_gguf.cache.ledger import Account, Reservation, Shortfall
-from gufo_gguf.cache.retention import rank_victims
+from gufo_gguf.cache.retention import Rank, rank_victims
 from gufo_gguf.cache.slots import Slot
 from gufo_gguf.cache.tables import Tables
 from gufo_gguf.cache.types import (
@@ -33,6 +33,7 @@ from gufo_gguf.cache.types import (
     ChunkId,
     InputMark,
     MissReason,
+    Origin,
     Tokens,
 )
 
@@ -71,8 +72,13 @@ class Captures:
         self._too_large_logged: int | None = None
 
     # -- reserve ---------------------------------------------------------------------------------
-    def reserve(self, slot: Slot, point: CapturePoint) -> CaptureTicket | CaptureRefused | None:
-        """See ``CacheManager.reserve_capture``; the lease and the boundary have been checked."""
+    def reserve(
+        self, slot: Slot, point: CapturePoint, at_most: Rank = Rank.CYCLED
+    ) -> CaptureTicket | CaptureRefused | None:
+        """See ``CacheManager.reserve_capture``; the lease and the boundary have been checked.
+
+        ``at_most``: the highest class of checkpoints that may be evicted for it.
+        """
         t = self._t
         here = slot.at_checkpoint()
         standing_on = None if here is None else t.checkpoints.get(here)
@@ -94,7 +100,7 @@ class Captures:
         need_bytes = sum(own.values()) + (full - len(known)) * t.chunks.chunk_bytes
         # Referenced before anything is evicted: a victim must not take along what we need.
         t.chunks.ref(known.values())
-        reservation = self._make_room(need_bytes, slot, optional=not point.required)
+        reservation = self._make_room(need_bytes, slot, point, at_most)
         if reservation is None:
             t.chunks.unref(known.values())
             return self._refuse(point, Refusal.NO_ROOM, need_bytes)
@@ -164,9 +170,9 @@ class Captures:
         return [checkpoint.id for checkpoint in gone]
 
     # -- room ------------------------------------------------------------------------------------
-    def _make_room(self, need_bytes: int, slot: Slot, *, optional: bool) -> Reservation | None:
+    def _make_room(self, need_bytes: int, slot: Slot, point: CapturePoint, at_most: Rank) -> Reservation | None:
         """A reservation, after evicting what the plan says; None (and nothing evicted) if that is not enough."""
-        t = self._t
+        t, optional = self._t, not point.required
         ahead_bytes = self._ahead_bytes(slot) if optional else 0
         reservation = self._reserve(need_bytes) if need_bytes + ahead_bytes <= t.ledger.free_bytes else None
         if reservation is not None:
@@ -179,7 +185,7 @@ class Captures:
 
         def ranked() -> list[tuple[CheckpointId, str]]:
             victims = rank_victims(
-                t.checkpoints.records(),
+                t.checkpoints.records(slots_keep=point.origin is Origin.PARTING),
                 t.checkpoints.admitted_bytes,
                 t.ledger.budget_bytes,
                 optional=optional,
@@ -188,7 +194,7 @@ class Captures:
                 thrashing=t.thrash.on,
                 limits=t.limits,
             )
-            return [(v.id, v.reason) for v in victims]
+            return [(v.id, v.reason) for v in victims if v.rank <= at_most]
 
         order = ranked()
         over = len(t.checkpoints) + len(self.open) + 1 - t.limits.max_checkpoints

@@ -36,7 +36,15 @@ from gufo_gguf.cache.types import (
     Tokens,
 )
 
-_WEIGHT = (Origin.RETRY, Origin.GRID, Origin.REUSED_END, Origin.FRONTIER, Origin.LEARNED, Origin.PROMPT)
+_WEIGHT = (
+    Origin.RETRY,
+    Origin.GRID,
+    Origin.PARTING,
+    Origin.REUSED_END,
+    Origin.FRONTIER,
+    Origin.LEARNED,
+    Origin.PROMPT,
+)
 """Ascending worth: a checkpoint that replaces an equal one keeps the better of both names."""
 
 
@@ -247,9 +255,10 @@ class CheckpointTable:
         wanted = set(chunks)
         return [c for c in self._by_id.values() if not wanted.isdisjoint(c.parts.chunks)]
 
-    def records(self) -> list[RetentionRecord]:
-        """What retention decides on."""
-        return [self._record(c) for c in self._by_id.values()]
+    def records(self, *, slots_keep: bool = False) -> list[RetentionRecord]:
+        """What retention decides on.  ``slots_keep``: say which conversations idle slots hold (``held``)."""
+        held = self._index.held() if slots_keep else set()
+        return [self._record(c, held) for c in self._by_id.values()]
 
     def frees(self, victims: Sequence[CheckpointId], n_bytes: int) -> bool:
         """Would removing victims, one after the other, give the ledger back n_bytes?  Stops when it has."""
@@ -271,7 +280,7 @@ class CheckpointTable:
         own = (parts.private, parts.tail, parts.logits)
         return sum(self._buffers.size(buffer) for buffer in own if buffer is not None)
 
-    def _record(self, c: Checkpoint) -> RetentionRecord:
+    def _record(self, c: Checkpoint, held: set[Key]) -> RetentionRecord:
         key = c.key
         parent, relation = self._index.parent(key), self._index.relation(key)
         return RetentionRecord(
@@ -287,5 +296,7 @@ class CheckpointTable:
             branch_point=relation.branch_point,
             family=relation.family,
             parent=None if parent is None else CheckpointId(parent[1]),
+            after_anchor=parent is not None and self._by_id[CheckpointId(parent[1])].lasting,
             pinned=c.pins > 0,
+            held=key in held,
         )

@@ -63,6 +63,7 @@ class PrefixIndex:
         self._rows_only = rows_only
         self._trees: dict[str, TokenTree] = {}
         self._scopes: dict[Key, str] = {}
+        self._live: set[Key] = set()
         self._ghosts = Ghosts(max_ghosts)
         self._inputs = InputIds()
         self._relations: dict[tuple[str, Tier], dict[Key, Relation]] = {}
@@ -87,6 +88,8 @@ class PrefixIndex:
         tree = self._trees.setdefault(scope, TokenTree())
         tree.insert(self._inputs.stored(tokens[:n], entry.inputs), Item(entry, _candidate(entry)))
         self._scopes[entry.key] = scope
+        if entry.key[0] is Tier.LIVE:
+            self._live.add(entry.key)
         self._update_relations(scope, entry, added=True)
 
     def remove(self, key: Key, *, ghost: MissReason | None = None) -> None:
@@ -94,6 +97,7 @@ class PrefixIndex:
         scope = self._scopes.pop(key, None)
         if scope is None:
             return
+        self._live.discard(key)
         tree = self._trees[scope]
         entry = tree.home[key][1]
         if ghost is not None:
@@ -229,6 +233,16 @@ class PrefixIndex:
         found = deepest_upto(track, depth, tier)
         return 0 if found is None else found[1].n_tokens
 
+    def held(self) -> set[Key]:
+        """RAM checkpoints that a live frontier extends as the next after them; not those that outlast a turn."""
+        found: set[Key] = set()
+        for key in self._live:
+            track, live = self._trees[self._scopes[key]].home[key]
+            above = deepest_upto(track, live.n_tokens, Tier.RAM)
+            if above is not None and not above[1].anchor:
+                found.add(above[1].key)
+        return found
+
     def lost(self, prompt: PromptView) -> int:
         """Tokens of the deepest state of this prompt that was evicted and has not come back; 0: none."""
         tokens = blanked(prompt.tokens, prompt.inputs)
@@ -245,6 +259,8 @@ class PrefixIndex:
         scopes = {key: scope for scope, tree in self._trees.items() for key in tree.home}
         if scopes != self._scopes:
             faults.append("index: entries by key and entries by scope differ")
+        if self._live != {key for key in scopes if key[0] is Tier.LIVE}:
+            faults.append("index: live entries and entries by key differ")
         entries = [entry for tree in self._trees.values() for _, entry in tree.home.values()]
         return faults + self._inputs.check(entries)
 

@@ -98,8 +98,14 @@ def plan_captures(
     return ()
 
 
-def reserve_capture(self: CacheManager, lease: Lease, point: CapturePoint) -> CaptureTicket | CaptureRefused | None:
+def reserve_capture(
+    self: CacheManager, lease: Lease, point: CapturePoint, *, may_wait: bool = False
+) -> CaptureTicket | CaptureRefused | None:
     return CaptureRefused(point, Refusal.DISABLED, 0, self.limits.ram_bytes)
+
+
+def reserve_parting(self: CacheManager, prompt: PromptView, lookup: Lookup) -> CaptureTicket | None:
+    return None
 
 
 def commit_capture(self: CacheManager, ticket: CaptureTicket) -> bool:

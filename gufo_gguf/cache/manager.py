@@ -1,6 +1,7 @@
 """The cache as the engine sees it: plans out, results in.
 
-One request:   lookup → acquire → [preserved] → ready → (extend | reserve_capture → commit_capture)* → release
+One request:   lookup → [reserve_parting → commit_capture] → acquire → [preserved] → ready
+               → (extend | reserve_capture → commit_capture)* → release
 Idle time:     plan_spill → preserve_done
 After any call: take_freed
 
@@ -24,8 +25,10 @@ from gufo_gguf.cache.durable import Durable
 from gufo_gguf.cache.events import EventKind, EventLog
 from gufo_gguf.cache.ledger import InvariantBroken
 from gufo_gguf.cache.occupancy import Occupancy
+from gufo_gguf.cache.parting import reserve_parting
 from gufo_gguf.cache.preservation import mark_preserved, plan_spill
 from gufo_gguf.cache.report import CacheStats, CheckpointRow, checkpoint_rows, stats
+from gufo_gguf.cache.retention import Rank
 from gufo_gguf.cache.slots import Slot, SlotState
 from gufo_gguf.cache.tables import Tables
 from gufo_gguf.cache.types import (
@@ -38,6 +41,7 @@ from gufo_gguf.cache.types import (
     CheckpointId,
     Lease,
     Lookup,
+    Origin,
     PromptView,
     RowCopy,
     StateShape,
@@ -87,6 +91,16 @@ class CacheManager:
         return self.tables.index.lookup(prompt)
 
     # -- a request takes a slot ------------------------------------------------------------------
+    @latch.guarded(latch.reserve_parting)
+    def reserve_parting(self, prompt: PromptView, lookup: Lookup) -> CaptureTicket | None:
+        """Reserve a checkpoint of what ``acquire`` would overwrite with these arguments, if it is worth one.
+
+        The ticket's slot is idle; fill it before any other call, commit or abandon it, then look up again.
+        """
+        if not self.ram:
+            return None
+        return reserve_parting(self.tables, self._captures, prompt, lookup)
+
     @latch.guarded(latch.acquire)
     def acquire(self, prompt: PromptView, lookup: Lookup) -> Admission | None:
         """Lease a slot for the prompt; None when none is free now.
@@ -162,10 +176,16 @@ class CacheManager:
         return points
 
     @latch.guarded(latch.reserve_capture)
-    def reserve_capture(self, lease: Lease, point: CapturePoint) -> CaptureTicket | CaptureRefused | None:
+    def reserve_capture(
+        self, lease: Lease, point: CapturePoint, *, may_wait: bool = False
+    ) -> CaptureTicket | CaptureRefused | None:
         """Reserve a checkpoint of the slot's state now; its position must be ``point.boundary``.
 
-        None: the state already is a retained checkpoint, which counts as used.
+        None: the state already is a retained checkpoint, which counts as used.  ``may_wait``: RAM is all
+        there is, so the end of a prompt need not displace another conversation's last copy: its slot
+        keeps it until it is taken over, and then it is captured (``reserve_parting``).  Not with a single
+        slot, which the next conversation takes, and not at a stable boundary, which what lies in the slot
+        afterwards does not replace.
         """
         slot = self._running(lease)
         reason: Refusal | None = None
@@ -179,7 +199,8 @@ class CacheManager:
             reason = Refusal.NOT_AT_BOUNDARY
         if slot is None or reason is not None:
             return CaptureRefused(point, str(reason), 0, self.limits.ram_bytes)
-        return self._captures.reserve(slot, point)
+        waits = may_wait and point.origin is Origin.PROMPT and not slot.stable and len(self.tables.slots) > 1
+        return self._captures.reserve(slot, point, Rank.NEAR_DUPLICATE if waits else max(Rank))
 
     @latch.guarded(latch.commit_capture)
     def commit_capture(self, ticket: CaptureTicket) -> bool:
@@ -187,8 +208,8 @@ class CacheManager:
         checkpoint = self._captures.commit(ticket)
         if checkpoint is None:
             return False
-        slot = self.tables.slots.leased(ticket.lease)
-        if slot is not None and checkpoint.n_tokens >= slot.anchor_tokens:
+        slot = self.tables.slots[ticket.lease.slot]
+        if slot.generation == ticket.lease.generation and checkpoint.n_tokens >= slot.anchor_tokens:
             slot.set_anchor(checkpoint.id, checkpoint.n_tokens)
         return True
 

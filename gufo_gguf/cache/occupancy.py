@@ -113,6 +113,7 @@ class Occupancy:
             slot.history = History(slot.history.view(admission.n_reused))
             if slot.anchor_tokens > admission.n_reused:
                 slot.set_anchor(None, 0)
+        slot.reuses = self._reuses(slot, admission, source)
         self._captures.drop_lost(lost, "not_preserved")
         _take_over(slot, pending.prompt)
         if admission.source is not ReuseSource.NONE:
@@ -178,6 +179,14 @@ class Occupancy:
         return gone
 
     # -- inside ----------------------------------------------------------------------------------
+    def _reuses(self, slot: Slot, admission: Admission, source: Checkpoint | None) -> int:
+        """Of the conversation that starts to run; one that parts from others at a branch point is new."""
+        if admission.source is ReuseSource.LIVE:
+            return slot.reuses + 1
+        if source is not None:
+            return 0 if self._t.index.is_branch_point(source.key) else source.reuses + 1
+        return int(admission.source is ReuseSource.DISK)
+
     def _pending(self, admission: Admission) -> Pending | None:
         """The open admission of a valid lease; None for a late or repeated answer."""
         if self._t.slots.leased(admission.lease) is None:

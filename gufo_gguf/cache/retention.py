@@ -1,20 +1,25 @@
 """Which checkpoints go first when RAM is short: a pure order over records, nothing else.
 
-    retry -> cheap -> near-duplicate -> idle -> reused        (first victim ... last victim)
+    retry -> cheap -> near-duplicate -> held -> idle -> reused        (first victim ... last victim)
 
 * retry: kept only so that resending the same request is instant.
 * cheap: its private state is more than ``cheap_factor`` times the rows it would restore, so it
   saves little prefill for what it costs.  Models without rows have no such checkpoints.
 * near-duplicate: a superseded turn, that is one covered by a deeper checkpoint of its branch; and
   what is close to the checkpoint it extends (``gain`` tokens beyond it), so that losing it costs
-  little: a covered grid or learned point below ``grid_step``, a leaf below ``learned_min``.
+  little: a covered grid or learned point below ``grid_step``, a leaf below ``learned_min``, the
+  end of an answer beyond a stable boundary until somebody came back to it.
+* held: an idle slot still holds this conversation, further on.  It makes room for a conversation that
+  leaves its slot, and takes its place back when its own slot is taken (``parting.py``); for any other
+  newcomer it counts like the rest.
 * idle: nothing on its branch was used while one whole budget of bytes was admitted.
 * reused: the rest.
 
 Within a class: covered first, then never reused, then least recently used, then deepest, then
 oldest id; so the order is total and equal inputs give equal lists.  Use of a checkpoint counts for
 everything it extends.  A branch point takes the highest class found below it, so it outlives the
-leaves of all its branches.
+leaves of all its branches, because all may come back to it.  If nothing came back to it while one
+whole budget of bytes was admitted, it is idle itself: it outlives idle leaves then, not those in use.
 
 Thrashing turns the last rule round.  Conversations that take turns, one more of them than fit, lose
 every one of their last copies under LRU, each just before it would have been used; giving up the most
@@ -45,9 +50,10 @@ class Rank(IntEnum):
     RETRY = 0
     CHEAP = 1
     NEAR_DUPLICATE = 2
-    IDLE = 3
-    REUSED = 4
-    CYCLED = 5
+    HELD = 3
+    IDLE = 4
+    REUSED = 5
+    CYCLED = 6
     """Idle and reused alike, while requests come back to what was evicted."""
 
 
@@ -93,6 +99,10 @@ class RetentionRecord:
     """``PrefixIndex.parent``: the deepest retained checkpoint it extends."""
     pinned: bool = False
     """Source of a running restore or write: never a victim."""
+    after_anchor: bool = False
+    """Its parent is a stable boundary."""
+    held: bool = False
+    """``PrefixIndex.held``: a slot holds what comes after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +202,14 @@ def _order(
         idle = admitted_bytes - mine.admitted_bytes_at_last_use >= budget
         gain = record.n_tokens - parent.n_tokens if parent is not None else None
         own = rank_of(record, idle=idle, gain=gain, limits=limits)
-        if thrashing and own > Rank.NEAR_DUPLICATE:
+        if thrashing and own > Rank.HELD:
             own = Rank.CYCLED
-        ranks[record.id] = max(own, mine.rank) if record.branch_point else own
+        if record.branch_point:
+            own = max(own, mine.rank)
+            unused = admitted_bytes - record.admitted_bytes_at_last_use >= budget
+            if unused and own is Rank.REUSED:
+                own = Rank.IDLE
+        ranks[record.id] = own
         if parent is not None:
             above = branches[parent.id]
             above.last_use_seq = max(above.last_use_seq, mine.last_use_seq)
@@ -226,6 +241,9 @@ def rank_of(record: RetentionRecord, *, idle: bool, gain: int | None, limits: Ca
     for_edits = record.origin in (Origin.GRID, Origin.LEARNED)
     near = limits.grid_step if record.covered else limits.learned_min
     close = gain is not None and gain < near and not record.branch_point
-    if close or (record.covered and not for_edits):
+    unproven = record.origin is Origin.PARTING and record.after_anchor and record.reuses == 0
+    if close or unproven or (record.covered and not for_edits):
         return Rank.NEAR_DUPLICATE
+    if record.held and not record.branch_point:
+        return Rank.HELD
     return Rank.IDLE if idle else Rank.REUSED

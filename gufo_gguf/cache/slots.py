@@ -82,6 +82,8 @@ class Slot:
     """The deepest checkpoint on this slot's own path (captured here, or restored): at its boundary
     the slot's state is that checkpoint's, byte for byte.  It may have been removed since."""
     last_use_seq: int = 0
+    reuses: int = 0
+    """How often requests came back to this conversation, as far as it is known."""
     pins: int = 0
     """Running restores that read rows of this slot: it must not be overwritten."""
 
@@ -109,6 +111,7 @@ class Slot:
         """Forget the content; rows and index are the caller's business."""
         self.history = History()
         self.scope, self.inputs, self.stable, self.required, self.write = "", (), (), (), True
+        self.reuses = 0
         self.set_anchor(None, 0)
 
 

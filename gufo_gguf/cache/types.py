@@ -106,6 +106,8 @@ class Origin(StrEnum):
     LEARNED = "learned"
     FRONTIER = "frontier"
     """Asked for by a caller (Python API), at the live frontier."""
+    PARTING = "parting"
+    """The live frontier of a slot that another conversation takes over."""
 
 
 class MissReason(StrEnum):

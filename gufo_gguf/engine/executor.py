@@ -19,11 +19,14 @@ from gufo_gguf.cache.types import (
     Admission,
     CapturePoint,
     CaptureRefused,
+    CaptureTicket,
     CheckpointId,
     FromBuffer,
     FromSlot,
     Lease,
+    Lookup,
     Piece,
+    PromptView,
     RequestReport,
     RestorePlan,
     RowCopy,
@@ -58,6 +61,17 @@ class Executor:
         Within a lease positions only grow, so there they name the restored state alone."""
 
     # -- before a request runs -------------------------------------------------------------------
+    def part(self, prompt: PromptView, lookup: Lookup) -> bool:
+        """Keep what the request is about to overwrite in a slot, as far as the cache wants it; True: look up again."""
+        ticket = self._manager.reserve_parting(prompt, lookup)
+        if ticket is None:
+            return False
+        if self._fill(ticket):
+            # its rows would have to be copied before they are overwritten; the same slot is chosen again then
+            self.preserve(self._manager.durable.plan_preserve(ticket.checkpoint, ticket.point.boundary))
+        self._collect()
+        return True
+
     def admit(self, admission: Admission, tokens: Tokens, report: RequestReport) -> int:
         """Preserve, truncate and restore as planned; returns the tokens now in place.
 
@@ -138,30 +152,32 @@ class Executor:
     def capture(self, lease: Lease, point: CapturePoint, report: RequestReport) -> None:
         """Leave a checkpoint at the slot's position, if the cache has room for it."""
         started = self._clock()
-        ticket = self._manager.reserve_capture(lease, point)
-        if ticket is not None and not isinstance(ticket, CaptureRefused):
-            try:
-                backend, slot = self._backend, lease.slot
-                if ticket.tail is not None:
-                    backend.rows_out(
-                        slot, ticket.tail_first, point.boundary - ticket.tail_first, self._buffer(ticket.tail)
-                    )
-                if ticket.private is not None:
-                    backend.private_out(slot, self._buffer(ticket.private))
-                if ticket.logits is not None:
-                    self._buffer(ticket.logits)[:] = self._logits(lease).view(np.uint8)
-            except (BackendError, ValueError, MemoryError) as error:
-                log.warning("capture at %d failed: %s", point.boundary, error)
-                self._manager.abandon_capture(ticket, str(error))
-            else:
-                if self._manager.commit_capture(ticket):
-                    report.captured.append((point.boundary, str(point.origin)))
-                    if self.eager_copies:
-                        self.preserve(self._manager.durable.plan_preserve(ticket.checkpoint, point.boundary))
-                    if self.disk is not None:
-                        self.disk.captured(ticket.checkpoint, point.origin, lease)
+        ticket = self._manager.reserve_capture(lease, point, may_wait=self.disk is None)
+        if ticket is not None and not isinstance(ticket, CaptureRefused) and self._fill(ticket):
+            report.captured.append((point.boundary, str(point.origin)))
+            if self.eager_copies:
+                self.preserve(self._manager.durable.plan_preserve(ticket.checkpoint, point.boundary))
+            if self.disk is not None:
+                self.disk.captured(ticket.checkpoint, point.origin, lease)
         self._collect()
         report.capture_ms += 1e3 * (self._clock() - started)
+
+    def _fill(self, ticket: CaptureTicket) -> bool:
+        """Copy the slot's private state, tail and logits; False: there is no such checkpoint."""
+        lease, boundary = ticket.lease, ticket.point.boundary
+        try:
+            if ticket.tail is not None:
+                n_rows = boundary - ticket.tail_first
+                self._backend.rows_out(lease.slot, ticket.tail_first, n_rows, self._buffer(ticket.tail))
+            if ticket.private is not None:
+                self._backend.private_out(lease.slot, self._buffer(ticket.private))
+            if ticket.logits is not None:
+                self._buffer(ticket.logits)[:] = self._logits(lease).view(np.uint8)
+        except (BackendError, ValueError, MemoryError) as error:
+            log.warning("capture at %d failed: %s", boundary, error)
+            self._manager.abandon_capture(ticket, str(error))
+            return False
+        return self._manager.commit_capture(ticket)
 
     def _logits(self, lease: Lease) -> Logits:
         """Of the slot's state now: just restored with them, or just computed."""

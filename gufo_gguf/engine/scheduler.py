@@ -257,6 +257,8 @@ class Scheduler:
             if attempt == _RESTORE_TRIES:  # nothing could be restored: start cold
                 prompt = replace(prompt, read=False)
             lookup = self._manager.lookup(prompt)
+            if self._executor.part(prompt, lookup):
+                lookup = self._manager.lookup(prompt)
             admission = self._manager.acquire(prompt, lookup)
             if admission is None:
                 return None

@@ -1,7 +1,7 @@
 """What the cache prefills on an agent's day against what any history could have given: exact token counts.
 
 Bounds are a little above what was reached, so that a change of policy that loses tokens is seen here
-first.  Why (c) stays above 1.15 is told in docs/decisions.md.
+first.  Why (c) with a small private state stays above 1.15 is told in docs/decisions.md.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from benchmarks.agent.workloads import by_name
 
 BOUNDS = {
     "agent": (1.01, 1.01),
-    "subagents": (1.11, 1.22),
-    "rotating": (1.25, 1.95),
-    "edits": (1.03, 1.10),
-    "side": (1.06, 1.06),
+    "subagents": (1.11, 1.11),
+    "rotating": (1.19, 1.06),
+    "edits": (1.01, 1.08),
+    "side": (1.04, 1.04),
     "compaction": (1.09, 1.09),
     "starts": (1.01, 1.01),
 }

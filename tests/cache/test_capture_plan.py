@@ -97,8 +97,11 @@ def test_figure_10_where_a_request_leaves_checkpoints() -> None:
     ("start", "end", "at_most", "expected"),
     [
         (0, 95_439, 4, (22_528, 47_104, 69_632, 94_208)),
-        (0, 95_439, 2, (47_104, 94_208)),
-        (0, 95_439, 1, (94_208,)),
+        # fewer than there could be, for want of RAM: the prompt's end serves the last stretch
+        (0, 95_439, 2, (30_720, 61_440)),
+        (0, 95_439, 1, (47_104,)),
+        (0, 6_900, 3, (2048, 4096, 6144)),
+        (0, 6_900, 2, (2048, 4096)),
         (0, 95_439, 0, ()),
         (0, 2048 + 127, 4, ()),
         (0, 2048 + 128, 4, (2048,)),

@@ -137,8 +137,30 @@ def test_a_branch_point_outlives_the_leaves_of_both_branches() -> None:
     ]
     # Even where it would be cheap on its own, or was itself never used.
     for n_tokens in (500, 20_000):
-        branch = record(1, n_tokens, branch_point=True, last_use_seq=1)
+        branch = record(1, n_tokens, branch_point=True, last_use_seq=1, admitted_bytes_at_last_use=1)
         assert order([branch, *leaves], admitted_bytes=BUDGET) == [2, 3, 1]
+        # Nothing came back to it during a turnover: it still outlives idle leaves, not those in use.
+        assert order([replace(branch, admitted_bytes_at_last_use=0), *leaves], admitted_bytes=BUDGET) == [2, 1, 3]
+
+
+def test_what_a_slot_holds_makes_room_before_other_last_copies() -> None:
+    turn = record(2, 30_000, parent=CheckpointId(1), covered=True, last_use_seq=90)
+    held = record(3, 50_000, held=True, last_use_seq=80, reuses=2)
+    idle = record(4, 40_000, last_use_seq=2)
+    for thrashing in (False, True):
+        assert order([record(1, branch_point=True), turn, held, idle], thrashing=thrashing)[:3] == [2, 3, 4]
+    # A branch point is not held: others need it too.
+    trunk = record(5, 9_000, branch_point=True, held=True, last_use_seq=99)
+    assert order([trunk, idle]) == [4, 5]
+
+
+def test_the_end_of_an_answer_beyond_a_stable_boundary_has_to_prove_itself() -> None:
+    stable = record(1, 10_000, last_use_seq=1)
+    answer = record(2, 14_000, parent=CheckpointId(1), origin=Origin.PARTING, after_anchor=True, last_use_seq=9)
+    for reuses, rank in ((0, Rank.NEAR_DUPLICATE), (1, Rank.REUSED)):
+        known = [stable, replace(answer, reuses=reuses)]
+        first = rank_victims(known, 0, BUDGET, optional=False, newcomer_family=None)[0]
+        assert first == Victim(CheckpointId(2), rank)
 
 
 def test_pinned_checkpoints_are_no_victims() -> None:
@@ -215,7 +237,11 @@ def slow_order(records: list[RetentionRecord], admitted: int, budget: int) -> li
         return Rank.IDLE if admitted - used >= budget else Rank.REUSED
 
     def rank(r: RetentionRecord) -> Rank:
-        return max(own_rank(o) for o in branch(r)) if r.branch_point else own_rank(r)
+        if not r.branch_point:
+            return own_rank(r)
+        highest = max([own_rank(r), *(rank(o) for o in branch(r) if o is not r)])
+        unused = admitted - r.admitted_bytes_at_last_use >= budget
+        return Rank.IDLE if unused and highest is Rank.REUSED else highest
 
     def key(r: RetentionRecord) -> Any:
         b = branch(r)
@@ -250,13 +276,13 @@ def test_order_of_any_forest(records: list[RetentionRecord], admitted: int, opti
     shuffled = records.copy()
     random.Random(7).shuffle(shuffled)
     assert rank_victims(shuffled, admitted, 100, optional=optional, newcomer_family=family) == got
-    # Classes ascend, and a branch point comes after everything that extends it.
+    # Classes ascend, and a branch point in use comes after everything that extends it.
     assert [rank for _, rank in free] == sorted(rank for _, rank in free)
     position = {n: i for i, (n, _) in enumerate(slow)}
     for r in records:
         above = by_id[int(r.parent)] if r.parent is not None else None
         while above is not None:
-            if above.branch_point:
+            if above.branch_point and admitted - above.admitted_bytes_at_last_use < 100:
                 assert position[int(r.id)] < position[int(above.id)]
             above = by_id[int(above.parent)] if above.parent is not None else None
 
