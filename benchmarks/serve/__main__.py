@@ -52,7 +52,7 @@ class Case:
         A pair is two runs one after the other; a machine that other work slows down for seconds spoils a
         pair, not the median of many.
         """
-        pairs = zip(self.samples["gufo"], self.samples["llama"], strict=True)
+        pairs = zip(self.samples["gufo"], self.samples["llama"], strict=False)  # the last may be half a pair
         ratios = [a / b if self.more_is_better else b / a for a, b in pairs]
         low, middle, high = np.percentile(ratios, (25, 50, 75))
         return float(middle), float(low), float(high)
@@ -132,11 +132,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     seed += 10
                     case.samples.setdefault(name, []).append(case.run(servers[name].http, seed))
             print(f"round {number + 1} of {n_rounds}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("interrupted: what there is so far", file=sys.stderr, flush=True)
     finally:
         for server in servers.values():
             server.stop()
     title = f"{setup.model.stem}, {args.threads} thread(s), {N_SLOTS} slots; speed of gufo over llama-server"
     lines = [f"{title}: median of the pairs (quarters)"]
+    cases = [case for case in cases if len(case.samples) == 2]
     for case in cases:
         middle, low, high = case.ratio()
         goal = GOALS[case.name.rstrip(" 0123456789")]
