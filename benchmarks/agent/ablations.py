@@ -32,6 +32,7 @@ WORKLOADS = "agent,subagents,rotating,edits,side,compaction,starts"
 ROWS: tuple[tuple[str, Part], ...] = (
     ("no grid", Part.GRID),
     ("no learned points", Part.LEARNED),
+    ("no capture when a slot is taken", Part.PARTING),
     ("plain LRU instead of ranks", Part.RANKS),
     ("no leader, no followers", Part.LEADER),
     ("eager copies instead of borrowed rows", Part.BORROW),

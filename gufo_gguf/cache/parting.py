@@ -31,6 +31,8 @@ from gufo_gguf.cache.types import CapturePoint, CaptureTicket, Lookup, Origin, P
 
 def reserve_parting(t: Tables, captures: Captures, prompt: PromptView, lookup: Lookup) -> CaptureTicket | None:
     """See ``CacheManager.reserve_parting``."""
+    if not t.limits.parting:
+        return None
     choice = choose(t, prompt, lookup)
     if isinstance(choice, Wait) or not overwrites(choice):
         return None

@@ -325,6 +325,8 @@ class CacheLimits:
     cheap_factor: int = 8
     plain_lru: bool = False
     """Evict by last use alone, without ranks: for measuring what they earn (``engine/ablation.py``)."""
+    parting: bool = True
+    """Capture a conversation's live end when its slot is taken; off for measuring only."""
 
 
 @dataclass(slots=True)

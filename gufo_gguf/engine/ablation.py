@@ -21,6 +21,8 @@ class Part(StrEnum):
     """Checkpoints on multiples of 2,048 for edits in the middle."""
     LEARNED = "learned"
     """Checkpoints where prompts were seen to part."""
+    PARTING = "parting"
+    """A conversation's live end, captured when its slot is taken."""
     STABLE = "stable"
     """The boundary that the next turn sends again, instead of the prompt's end."""
     BORROW = "borrow"
@@ -51,6 +53,7 @@ class Ablation:
             limits = replace(limits, grid_max=0)
         if Part.LEARNED in self.without:
             limits = replace(limits, learned_min=_NEVER)
+        limits = replace(limits, parting=Part.PARTING not in self.without)
         return replace(limits, plain_lru=True) if Part.RANKS in self.without else limits
 
     def stable(self, boundaries: tuple[int, ...]) -> tuple[int, ...]:

@@ -150,15 +150,23 @@ def test_a_checkpoint_is_the_very_state_that_was_left(engine: Engine) -> None:
     assert reference.usage.cached_tokens > 0
 
 
-def test_a_checkpoint_after_the_slot_was_taken_says_what_it_cost(engine: Engine) -> None:
+def test_a_checkpoint_after_the_slot_was_taken_costs_nothing(engine: Engine) -> None:
     conversation = talk(engine, "late", logprobs=2)
     conversation.ask("First?")
     talk(engine, "somebody else").ask("Hello?")
     here = conversation.checkpoint()
-    assert 0 < here.evaluated_tokens < len(conversation) and here.boundary == len(conversation)
-    assert conversation.checkpoint().evaluated_tokens == 0, "it is there now"
+    assert here.evaluated_tokens == 0 and here.boundary == len(conversation) - 1, "what the slot held was kept"
     answer = conversation.ask("Second?")
-    assert answer.usage.cached_tokens >= here.boundary
+    assert answer.usage.cached_tokens >= here.boundary and str(answer.usage.reuse_source) in ("ram", "live")
+
+
+def test_a_checkpoint_of_what_is_nowhere_says_what_it_cost(engine: Engine) -> None:
+    conversation = talk(engine, "not kept", logprobs=2, cache=False)
+    conversation.ask("First?")
+    talk(engine, "and its slot taken").ask("Hello?")
+    here = conversation.checkpoint()
+    assert 0 < here.evaluated_tokens <= len(conversation) and here.boundary == len(conversation)
+    assert conversation.checkpoint().evaluated_tokens == 0, "it is there now"
 
 
 def test_forks_share_their_past_and_nothing_else(engine: Engine) -> None:

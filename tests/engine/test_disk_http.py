@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
+from gufo_gguf.engine.ablation import Ablation
 from gufo_gguf.server.settings import ServerSettings
 from gufo_gguf.store.browse import browse
 from gufo_gguf.store.check import check_store
@@ -61,8 +62,11 @@ def two_turns(http: httpx.Client) -> Talk:
 
 
 def restored_from_ram(model: Path) -> Reply:
-    """The control: the same three turns in one process, another conversation in between, no disk."""
-    with in_process(model, None) as http:
+    """The control: the same three turns in one process, another conversation in between, no disk.
+
+    What the slot held is left out: it never goes to disk.
+    """
+    with in_process(model, None, ablation=Ablation.named(["parting"])) as http:
         talk = two_turns(http)
         ask(http, [{"role": "user", "content": "Something else takes the slot."}])
         return talk.turn(http, "Third?")

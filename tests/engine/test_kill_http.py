@@ -45,7 +45,7 @@ def test_a_dozen_kills(tiny_model: TinyModel, tmp_path: Path) -> None:
     near = rounding(model)
     talks = [Talk(f"You are assistant number {i}. " * 40) for i in range(2)]
     from_disk = n_exact = 0
-    with served(model, "-c", 4096, "-j", 1) as never_killed:
+    with served(model, "-c", 4096, "-j", 1, "--without", "parting") as never_killed:
         for round_ in range(N_KILLS):
             size, spacing = rng.choice([2048, 4096]), rng.choice([1, 64])
             flags = ("-c", size, "-j", rng.randint(1, 2), "--cache-disk-spacing", spacing)
