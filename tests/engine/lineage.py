@@ -24,9 +24,8 @@ from gufo_gguf.cache.manager import CacheManager
 from gufo_gguf.cache.types import (
     Admission,
     CacheLimits,
-    CapturePoint,
+    CaptureTicket,
     CheckpointId,
-    Lease,
     PromptView,
     RequestReport,
     StateShape,
@@ -75,14 +74,12 @@ class TracingExecutor(Executor):
         self.depth: dict[CheckpointId, int] = {}
         self.sources: list[str] = []
 
-    def capture(self, lease: Lease, point: CapturePoint, report: RequestReport) -> None:
-        before = {c.id for c in self._manager.checkpoints()}
-        super().capture(lease, point, report)
-        for row in self._manager.checkpoints():
-            if row.id not in before:
-                ident = CheckpointId(row.id)
-                self.of_checkpoint[ident] = list(self.recorder.lineage[lease.slot])
-                self.depth[ident] = row.n_tokens
+    def _fill(self, ticket: CaptureTicket) -> bool:
+        kept = super()._fill(ticket)
+        if kept:
+            self.of_checkpoint[ticket.checkpoint] = list(self.recorder.lineage[ticket.lease.slot])
+            self.depth[ticket.checkpoint] = ticket.point.boundary
+        return kept
 
     def admit(self, admission: Admission, tokens: Tokens, report: RequestReport) -> int:
         n = super().admit(admission, tokens, report)
