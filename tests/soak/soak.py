@@ -63,6 +63,10 @@ class Report:
         for what in ("facts right", "clients killed"):
             if not counts[what]:
                 found.append(f"the run shows nothing: no {what}")
+        if counts["facts near a tie"] > max(2, counts["facts right"] // 500):
+            found.append(
+                f"{counts['facts near a tie']} answers differ from a cold one's by little: too many for rounding"
+            )
         if counts["facts unsure"] > counts["facts right"]:
             found.append("the run shows little: more facts were unsure than right")
         return found

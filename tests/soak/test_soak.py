@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 
-from tests.soak.agents import Tally, word
+from tests.soak.agents import Control, Tally, word
 from tests.soak.soak import Report, soak
 
 
@@ -24,8 +25,19 @@ def test_a_leak_and_an_empty_run_are_problems() -> None:
     assert Report(1, tally, flat).problems() == []
     assert any("memory grew" in p for p in Report(1, tally, [(100 + i) << 20 for i in range(100)]).problems())
     assert any("shows nothing" in p for p in Report(1, Tally(), flat).problems())
+    tally.counts["facts near a tie"] = 3
+    assert any("rounding" in p for p in Report(1, tally, flat).problems())
+    tally.counts["facts near a tie"] = 2
     tally.fail("x")
     assert Report(1, tally, flat).problems() == ["x"]
+
+
+def test_how_sure_a_control_was_where_the_answers_part() -> None:
+    control = Control("penegon.", [[("pen", -0.1), ("x", -4.0)], [("egon", -0.7), ("gon", -0.9), ("e", -3.0)]])
+    assert control.margin("pengon") == pytest.approx(0.2)
+    assert control.margin("penegon.") == math.inf, "they do not part"
+    assert control.margin("xyz") == pytest.approx(3.9)
+    assert control.margin("quite another") == math.inf, "none of the likeliest"
 
 
 def test_words_differ() -> None:
