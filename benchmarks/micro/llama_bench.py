@@ -205,9 +205,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--decode", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument(
-        "--case", choices=[*CASES, "overhead"], help="serve this alone: a line in, a round as JSON out"
-    )
+    parser.add_argument("--case", choices=[*CASES, "overhead"], help="serve this alone: a line in, a round as JSON out")
     arguments = parser.parse_args()
     model, sizes = model_path(arguments.model), (arguments.prompt, arguments.decode)
     n_ctx = -(-2 * sum(sizes) // 256) * 256

@@ -178,8 +178,7 @@ def table(bench: Bench, samples: dict[str, list[Seconds]]) -> list[str]:
             rate = [n_bytes / wall / 1e9 for wall in walls]
             shares = [median([b[i] for b in base]) / median(own) for i, own in ((0, walls), (1, cpus))]
             lines.append(
-                f"{name:20}{median(rate):10.2f} ({min(rate):5.2f} ..{max(rate):6.2f})"
-                f"{shares[0]:18.2f}{shares[1]:18.2f}"
+                f"{name:20}{median(rate):10.2f} ({min(rate):5.2f} ..{max(rate):6.2f}){shares[0]:18.2f}{shares[1]:18.2f}"
             )
     return lines
 

@@ -28,18 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gufo_gguf.cache.types import CacheLimits, CapturePoint, Origin, PromptView, StateShape
-
-_PRIORITY = (
-    Origin.RETRY,
-    Origin.GRID,
-    Origin.PARTING,
-    Origin.REUSED_END,
-    Origin.FRONTIER,
-    Origin.LEARNED,
-    Origin.PROMPT,
-)
-"""Ascending: where origins meet, the later one names the checkpoint, since it is kept longer."""
+from gufo_gguf.cache.types import BY_WORTH, CacheLimits, CapturePoint, Origin, PromptView, StateShape
 
 
 def grid_allowance(shape: StateShape, limits: CacheLimits, n_tokens: int) -> int:
@@ -83,7 +72,7 @@ class _Plan:
     def add(self, boundary: int, origin: Origin, *, required: bool, want_logits: bool = False) -> None:
         old = self.points.get(boundary)
         if old is not None:
-            origin = max(origin, old.origin, key=_PRIORITY.index)
+            origin = max(origin, old.origin, key=BY_WORTH.index)
             required = required or old.required
             want_logits = want_logits or old.want_logits
         self.points[boundary] = CapturePoint(boundary, origin, required, want_logits)

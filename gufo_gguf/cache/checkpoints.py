@@ -25,6 +25,7 @@ from gufo_gguf.cache.index import Entry, Key, PrefixIndex
 from gufo_gguf.cache.ledger import Account, InvariantBroken, Ledger
 from gufo_gguf.cache.retention import RetentionRecord
 from gufo_gguf.cache.types import (
+    BY_WORTH,
     BufferId,
     CheckpointId,
     ChunkId,
@@ -35,17 +36,6 @@ from gufo_gguf.cache.types import (
     Tier,
     Tokens,
 )
-
-_WEIGHT = (
-    Origin.RETRY,
-    Origin.GRID,
-    Origin.PARTING,
-    Origin.REUSED_END,
-    Origin.FRONTIER,
-    Origin.LEARNED,
-    Origin.PROMPT,
-)
-"""Ascending worth: a checkpoint that replaces an equal one keeps the better of both names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +127,7 @@ class CheckpointTable:
         tokens one restore point is enough, and later captures share chunks with the newer."""
         for old in self.equal(new.scope, new.tokens, new.inputs):
             if not old.pins:
-                new.origin = max(new.origin, old.origin, key=_WEIGHT.index)
+                new.origin = max(new.origin, old.origin, key=BY_WORTH.index)
                 new.lasting = new.lasting or old.lasting
                 new.reuses = max(new.reuses, old.reuses)
                 self.remove(old.id, "replaced")

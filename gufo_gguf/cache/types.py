@@ -110,6 +110,18 @@ class Origin(StrEnum):
     """The live frontier of a slot that another conversation takes over."""
 
 
+BY_WORTH = (
+    Origin.RETRY,
+    Origin.GRID,
+    Origin.PARTING,
+    Origin.REUSED_END,
+    Origin.FRONTIER,
+    Origin.LEARNED,
+    Origin.PROMPT,
+)
+"""Ascending: where origins meet at one boundary the later one names the checkpoint, since it is kept longer."""
+
+
 class MissReason(StrEnum):
     NO_CHECKPOINT = "no_checkpoint"
     PREFIX_CHANGED = "prefix_changed"

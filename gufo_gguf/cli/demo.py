@@ -251,6 +251,7 @@ _ORIGINS = {
     "reused_end": "end of an earlier reuse",
     "grid": "grid",
     "learned": "where conversations parted",
+    "parting": "where another conversation took the slot",
 }
 _MISSES = {
     "no_checkpoint": "nothing known starts like this",

@@ -106,7 +106,7 @@ def test_json_schema_and_grammar(engine: Engine) -> None:
 
 @pytest.mark.parametrize("logprobs", [0, 2])
 def test_an_opening_that_does_not_fit_its_grammar_is_text(engine: Engine, logprobs: int) -> None:
-    """A lazy grammar sees what woke it when it is drawn already; a tool call's opening with something else behind it."""
+    """A lazy grammar sees what woke it when it is drawn already; a tool call's opening with something else behind."""
     plain = engine.complete("Once upon", max_tokens=12, sampling=GREEDY)
     lazy = SamplingParams(
         temperature=0.0,

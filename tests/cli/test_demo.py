@@ -15,8 +15,9 @@ import psutil
 import pytest
 from rich.console import Console
 
+from gufo_gguf.cache.types import Origin
 from gufo_gguf.cli.agent_session import NOTES, Request, Restart, session
-from gufo_gguf.cli.demo import Row, play, summary, table_of, why
+from gufo_gguf.cli.demo import _ORIGINS, Row, play, summary, table_of, why
 from gufo_gguf.cli.talk import Figures
 from gufo_gguf.core.errors import GufoError
 from gufo_gguf.models.default import owlet
@@ -36,6 +37,10 @@ def played(answer: dict[str, Any]) -> list[Request | Restart]:
             step = script.send(answer)
         except StopIteration:
             return steps
+
+
+def test_every_checkpoint_that_a_client_can_meet_has_words() -> None:
+    assert set(_ORIGINS) == {str(origin) for origin in Origin} - {"frontier"}, "that one is the Python API's"
 
 
 def test_the_session_is_one_conversation_an_edit_and_two_subagents() -> None:

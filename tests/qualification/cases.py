@@ -115,10 +115,7 @@ def pairwise(seed: int = 1) -> list[Case]:
     chosen: list[Case] = []
     rng = random.Random(seed)
     open_pairs = {
-        ((i, a), (j, b))
-        for i, j in itertools.combinations(range(len(levels)), 2)
-        for a in levels[i]
-        for b in levels[j]
+        ((i, a), (j, b)) for i, j in itertools.combinations(range(len(levels)), 2) for a in levels[i] for b in levels[j]
     }
 
     def pairs(row: tuple[object, ...]) -> set[tuple[tuple[int, object], tuple[int, object]]]:

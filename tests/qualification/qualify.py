@@ -1,10 +1,10 @@
 """One group of cases: a checkpoint, the uninterrupted run, and every path compared with it.
 
-    reference context   before ─ after                            (gives no state in between)
-    source context      before ─ checkpoint ┬─ slots 2, 3: fresh, then dirty
-                                            └─ something else ─ same slot, same slot rows kept
-    other context       restore ─ after         (other n_ctx, other n_slots, other slot)
-    other process       restore ─ after
+reference context   before ─ after                            (gives no state in between)
+source context      before ─ checkpoint ┬─ slots 2, 3: fresh, then dirty
+                                        └─ something else ─ same slot, same slot rows kept
+other context       restore ─ after         (other n_ctx, other n_slots, other slot)
+other process       restore ─ after
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Payloads that are not the announced state are refused; the slot is then empty and usable.
 
-    begin_restore -> load_rows* -> load_private? -> finish_restore
+begin_restore -> load_rows* -> load_private? -> finish_restore
 """
 
 from __future__ import annotations
