@@ -29,7 +29,7 @@ PYTEST  := $(PY) -m pytest
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
-	@echo 'Targets: serve test test-fast qualify native tools bench-quick check-hip lint format clean'
+	@echo 'Targets: serve test test-fast test-long qualify native tools venv-dev bench-quick check-hip lint format clean'
 
 serve: native
 	@exec .venv/bin/gufo serve $(if $(MODEL),'$(MODEL)') --host '$(HOST)' --port '$(PORT)' $(ARGS)

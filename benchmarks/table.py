@@ -12,6 +12,7 @@ Each ends at ``<!-- /results -->``.  A part whose results are not there keeps it
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -24,9 +25,11 @@ from benchmarks.common import RESULTS, median
 Data = dict[str, Any]
 _PART = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- /results -->)", re.S)
 _TITLES = {
-    "agent": "one agent, appending", "subagents": "parent with 8 subagents", "rotating": "6 conversations, 2 slots",
-    "edits": "edits and undo", "thinking": "thinking stripped", "side": "titles and summaries",
-    "compaction": "compaction, twice", "restart": "restart", "kill": "kill -9", "starts": "4 starts at once",
+    "agent": "(a) one agent, appending", "subagents": "(b) parent with 8 subagents",
+    "rotating": "(c) 6 conversations, 2 slots",
+    "edits": "(d) edits and undo", "thinking": "(e) thinking stripped", "side": "(f) titles and summaries",
+    "compaction": "(g) compaction, twice", "restart": "(h) restart", "kill": "(h) kill -9",
+    "starts": "(i) 4 starts at once",
 }  # fmt: skip
 
 
@@ -135,8 +138,11 @@ def fill(text: str, results: Path = RESULTS) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = sys.argv[1:] if arguments is None else arguments
-    path = Path(given[0] if given else "README.md")
+    parser = argparse.ArgumentParser(
+        prog="gufo bench table", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", nargs="?", type=Path, default=Path("README.md"), help="default: README.md")
+    path: Path = parser.parse_args(arguments).file
     text = path.read_text(encoding="utf-8")
     path.write_text(fill(text), encoding="utf-8")
     print(f"{path}: {', '.join(m[1] for m in _PART.findall(text)) or 'no marked part'}")
