@@ -123,6 +123,8 @@ def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, 
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},
+        # a shell that runs a test in the background has it ignore SIGINT, and children inherit that
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     assert child.stderr is not None
     for line in child.stderr:
