@@ -20,17 +20,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.agent.workloads import WORKLOADS
 from benchmarks.common import RESULTS, median
 
 Data = dict[str, Any]
 _PART = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- /results -->)", re.S)
-_TITLES = {
-    "agent": "(a) one agent, appending", "subagents": "(b) parent with 8 subagents",
-    "rotating": "(c) 6 conversations, 2 slots",
-    "edits": "(d) edits and undo", "thinking": "(e) thinking stripped", "side": "(f) titles and summaries",
-    "compaction": "(g) compaction, twice", "restart": "(h) restart", "kill": "(h) kill -9",
-    "starts": "(i) 4 starts at once",
-}  # fmt: skip
+_TITLES = {w.name: f"({w.letter[0]}) {w.title}" for w in WORKLOADS}
 
 
 _KEYS = {"agent": "lines", "serve": "cases", "restart": "samples", "ablations": "whole_over_shared"}
