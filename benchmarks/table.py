@@ -51,7 +51,7 @@ def agent_table(data: Data) -> list[str]:
     out = [
         "| " + " | ".join(["workload", "prompt tokens", "prefilled", "/ budgeted oracle", "/ common prefix",
                            *(f"{p}: prefilled" for p in peers), *(f"wall (processor) time / {p}'s" for p in peers),
-                           "first token p50 / p95 / max", "wrong answers"]) + " |",
+                           "first token p50 / p95 / max", "wrong answers (of a second cold server)"]) + " |",
         "|" + "---|" * (7 + 2 * len(peers)),
     ]  # fmt: skip
     for name in dict.fromkeys(x["workload"] for x in lines):
@@ -68,7 +68,7 @@ def agent_table(data: Data) -> list[str]:
             *(f"{by[p]['prefilled']:,}" if p in by else "-" for p in peers),
             *(f"{wall['gufo'] / wall[p]:.2f} ({cpu['gufo'] / cpu[p]:.2f})" if p in by else "-" for p in peers),
             f"{ttft['p50']:.0f} / {ttft['p95']:.0f} / {ttft['max']:.0f} ms",
-            f"{answers['wrong']} of {answers['compared']}" if answers else "-",
+            f"{answers['wrong']} of {answers['compared']} ({answers['cold']['wrong']})" if answers else "-",
         ]  # fmt: skip
         out.append("| " + " | ".join(cells) + " |")
     return [f"{_setting(data)}:", "", *out]

@@ -42,7 +42,7 @@ class Case:
     run: Callable[[Http, int], float]
     """(server, seed) -> rate or seconds."""
     more_is_better: bool
-    every: int
+    every: int = 1
     """Run in each such round: what takes long is asked less often."""
     samples: dict[str, list[float]] = field(default_factory=dict)
 
@@ -98,7 +98,7 @@ def cold(n_tokens: int, n_answer: int) -> Callable[[Http, int], float]:
 
 def cases_of(quick: bool) -> list[Case]:
     n_answer = 48 if quick else 64
-    found = [Case(f"decode {n}", decode(n, n_answer), True, every) for n, every in ((1, 1), (2, 1), (4, 2), (8, 2))]
+    found = [Case(f"decode {n}", decode(n, n_answer), True) for n in (1, 2, 4, 8)]
     found.append(Case("prefill", prefill(512 if quick else 1024), True, 2))
     found.append(Case("cold", cold(384 if quick else 1024, 32), False, 2))
     found.append(Case("short first", short_during_long(2048 if quick else 4096), False, 6))

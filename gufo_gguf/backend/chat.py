@@ -13,6 +13,7 @@ import ctypes as ct
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from gufo_gguf.backend import cabi
@@ -139,6 +140,32 @@ def _native_message(message: Message, *, object_arguments: bool) -> dict[str, An
     return out
 
 
+_EVERYTHING = ChatInput(
+    messages=[
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Read a."},
+        {
+            "role": "assistant",
+            "content": "I read.",
+            "reasoning_content": "It asks for a.",
+            "tool_calls": [{"id": "call_1", "function": {"name": "read", "arguments": '{"path": "a"}'}}],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "text"},
+        {"role": "assistant", "content": "It says text.", "reasoning_content": "Only text."},
+        {"role": "user", "content": "Again."},
+        {
+            "role": "assistant",
+            "content": "I read.",
+            "reasoning_content": "Once more.",
+            "tool_calls": [{"id": "call_2", "function": {"name": "read", "arguments": '{"path": "a"}'}}],
+        },
+        {"role": "tool", "tool_call_id": "call_2", "content": "text"},
+    ],
+    tools=[{"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}],
+)
+"""A conversation with everything that a format may adapt."""
+
+
 class ChatFormat:
     """The chat templates of a model, or the one given instead.  ``close()`` is idempotent."""
 
@@ -170,13 +197,35 @@ class ChatFormat:
         shown = self._render(chat, "required", chat.tools, add_generation_prompt)
         return replace(self._render(chat, "required", named, add_generation_prompt), prompt=shown.prompt)
 
+    def history(self, chat: ChatInput) -> str:
+        """The prompt of ``render`` without an opening for an answer; cheaper, since no grammar is made for one."""
+        return self._printed(chat) if self._prints_all else self.render(chat, add_generation_prompt=False).prompt
+
+    @cached_property
+    def _prints_all(self) -> bool:
+        """Whether the template's own text is the prompt: some formats' messages are adapted by llama.cpp first."""
+        try:
+            return self._printed(_EVERYTHING) == self.render(_EVERYTHING, add_generation_prompt=False).prompt
+        except RequestError:
+            return False
+
+    def _printed(self, chat: ChatInput) -> str:
+        request = self._request(chat, "none", chat.tools, add_generation_prompt=False)
+        return str(self._call({**request, "prompt_only": True})["prompt"])
+
     def _render(
         self, chat: ChatInput, tool_choice: str, tools: Sequence[Mapping[str, Any]], add_generation_prompt: bool
     ) -> Rendered:
+        request = self._request(chat, tool_choice, tools, add_generation_prompt=add_generation_prompt)
+        return Rendered(**self._call(request))
+
+    def _request(
+        self, chat: ChatInput, tool_choice: str, tools: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool
+    ) -> dict[str, Any]:
         object_arguments = self.info.caps.get("supports_object_arguments", False)
         parallel = chat.parallel_tool_calls
         schema = chat.json_schema
-        request = {
+        return {
             "messages": [_native_message(m, object_arguments=object_arguments) for m in chat.messages],
             "tools": [tool for tool in tools if tool.get("type") == "function"] or None,
             "tool_choice": tool_choice,
@@ -190,11 +239,13 @@ class ChatFormat:
             "add_generation_prompt": add_generation_prompt and not chat.continue_final,
             "now": chat.now,
         }
+
+    def _call(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
             text = cabi.to_json(request)
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"messages: not JSON ({error})", param="messages") from None
-        return Rendered(**cabi.call_for_json(self._lib, self._lib.gufo_chat_render, self._handle, text))
+        return cabi.call_for_json(self._lib, self._lib.gufo_chat_render, self._handle, text)
 
     def stable_boundaries(
         self, chat: ChatInput, rendered: Rendered, prompt_tokens: Tokens, tokenize: Tokenize
@@ -205,7 +256,7 @@ class ChatFormat:
         At most two, ascending, each in [1, len(prompt_tokens)]; see stable.py.  Costs one more
         rendering.
         """
-        return StableSearch(self.render, tokenize).boundaries(chat, rendered, prompt_tokens)
+        return StableSearch(self.history, tokenize).boundaries(chat, rendered, prompt_tokens)
 
     def parser(self, rendered: Rendered) -> MessageParser:
         """A parser for the answer to a rendered prompt; the caller closes it."""

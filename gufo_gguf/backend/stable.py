@@ -12,7 +12,15 @@ boundaries.  Rejected: searching the prompt for role markers, since a template m
 
 (a) is the prompt without ``generation_prompt``, which llama.cpp finds by that same comparison of
 characters, unless the cut lies within a marker (two different ones may begin alike); so usually only
-(b) has to be rendered.
+(b) has to be rendered.  A template runs over all messages, several times for one prompt, and makes the
+grammar of an answer that nobody will give, so (b) is made of what the prompt has already:
+
+    prompt            <sys> <user> … <user> <call> <result> <opening>
+    recent messages                  <user> <call> <result>
+    the same + probe                 <user> <call> <result> <opening?> probe …
+
+The recent messages begin at the last question: what a template drops depends on where that is.  If
+their text is not how the prompt ends, all messages are rendered.
 
 Tokenizing three times a prompt of 100,000 tokens would cost more than restoring it.  A tokenizer
 splits the text at special tokens before anything else, so tokens before a special token that both
@@ -26,6 +34,7 @@ texts share do not depend on what follows: only the rest is tokenized.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -35,17 +44,13 @@ from gufo_gguf.cache.types import Tokens
 from gufo_gguf.core.errors import RequestError
 
 if TYPE_CHECKING:
-    from gufo_gguf.backend.chat import ChatInput, Rendered
+    from gufo_gguf.backend.chat import ChatInput, Message, Rendered
 
 
 class Tokenize(Protocol):
     """Text to token ids as for a prompt: BOS if the model wants it, special tokens parsed."""
 
     def __call__(self, text: str, /) -> Tokens: ...
-
-
-class Render(Protocol):
-    def __call__(self, chat: ChatInput, *, add_generation_prompt: bool = True) -> Rendered: ...
 
 
 PROBE_ANSWER = {"role": "assistant", "content": "Sure."}
@@ -74,11 +79,40 @@ def common_chars(a: str, b: str) -> int:
     return low
 
 
-class StableSearch:
-    """One template's renderer and one tokenizer."""
+def common_end(a: str, b: str) -> int:
+    """Number of equal trailing characters."""
+    return common_chars(a[::-1], b[len(b) - min(len(a), len(b)) :][::-1])
 
-    def __init__(self, render: Render, tokenize: Tokenize) -> None:
-        self._render = render
+
+def recent_messages(messages: Sequence[Message], thinking_end_tags: Sequence[str] = ()) -> list[Message]:
+    """The last question and, of the tool loop after it, the newest call with its results.
+
+    All of the loop if it has reasoning, since a template that drops that drops it from the loop's start.
+    """
+    question = max((i for i, m in enumerate(messages) if m.get("role") == "user"), default=0)
+    loop = messages[question + 1 :]
+    if any(_thinks(m, thinking_end_tags) for m in loop):
+        return [*messages[question:]]
+    call = max((i for i, m in enumerate(loop) if m.get("role") == "assistant"), default=0)
+    return [*messages[question : question + 1], *loop[call:]]
+
+
+def _thinks(message: Message, end_tags: Sequence[str]) -> bool:
+    content = message.get("content")
+    if message.get("role") != "assistant":
+        return False
+    return bool(message.get("reasoning_content")) or any(tag in str(content) for tag in end_tags)
+
+
+def _continued(chat: ChatInput, messages: Sequence[Message]) -> ChatInput:
+    return replace(chat, messages=[*messages, PROBE_ANSWER, PROBE_QUESTION])
+
+
+class StableSearch:
+    """One template (``text`` renders without an opening) and one tokenizer."""
+
+    def __init__(self, text: Callable[[ChatInput], str], tokenize: Tokenize) -> None:
+        self._text = text
         self._tokenize = tokenize
         self._empty = tokenize("")  # what is added to every text: BOS, or nothing
 
@@ -92,7 +126,7 @@ class StableSearch:
         )
         others = (
             self._without_opening(plain, rendered),
-            self._prompt_of(replace(plain, messages=[*chat.messages, PROBE_ANSWER, PROBE_QUESTION])),
+            self._with_next_turn(plain, rendered),
         )
         found = {self._shared_tokens(rendered.prompt, prompt_tokens, other) for other in others if other is not None}
         return tuple(sorted(found - {0}))
@@ -105,9 +139,30 @@ class StableSearch:
                 return text
         return self._prompt_of(chat)
 
+    def _with_next_turn(self, chat: ChatInput, rendered: Rendered) -> str | None:
+        """(b)"""
+        return self._of_recent(chat, rendered) or self._prompt_of(_continued(chat, chat.messages))
+
+    def _of_recent(self, chat: ChatInput, rendered: Rendered) -> str | None:
+        """(b), if the recent messages alone say what it is."""
+        opening = rendered.generation_prompt
+        recent = recent_messages(chat.messages, rendered.thinking_end_tags)
+        if len(recent) == len(chat.messages) or rendered.is_continuation or not rendered.prompt.endswith(opening):
+            return None
+        now, then = self._prompt_of(replace(chat, messages=recent)), self._prompt_of(_continued(chat, recent))
+        said = recent[-1].get("content")
+        if not now or not then or not isinstance(said, str) or not said.strip():
+            return None
+        history = rendered.prompt[: len(rendered.prompt) - len(opening)]
+        kept = common_chars(now, then)
+        same = len(now) - common_end(now, history)
+        if now.rfind(said.strip()) < same or kept < same:
+            return None
+        return history[: len(history) - (len(now) - kept)] + then[kept:]
+
     def _prompt_of(self, chat: ChatInput) -> str | None:
         try:
-            return self._render(chat, add_generation_prompt=False).prompt
+            return self._text(chat)
         except RequestError:
             return None
 

@@ -10,7 +10,7 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,12 +32,16 @@ from gufo_gguf.cli.flags import (
     sampling,
     with_model,
 )
+from gufo_gguf.cli.sizes import count, show_bytes
 from gufo_gguf.engine.ablation import Ablation
 from gufo_gguf.engine.flags import engine_options
 from gufo_gguf.engine.types import SamplingParams
 from gufo_gguf.server.run import bind
 from gufo_gguf.server.run import serve as run_server
 from gufo_gguf.server.settings import Limits, ServerSettings
+
+if TYPE_CHECKING:
+    from gufo_gguf.engine.engine import Engine
 
 _HTTP = "HTTP"
 _DEFAULT = SamplingParams()
@@ -52,6 +56,17 @@ def _set_up_logging(verbose: bool) -> None:
     if not verbose:
         logging.getLogger("asyncio").setLevel(logging.WARNING)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def _summary(engine: Engine) -> str:
+    """What is served and what remembers, in one line: a budget that came out small should not be a surprise."""
+    info, status = engine.info, engine.cache_status()
+    model = f"{engine.model_id}: {count(info.n_slots, 'session')} of {count(info.n_ctx, 'token')}"
+    if not status["enabled"]:
+        return f"{model}; nothing is cached" + (f" ({info.uncacheable})" if info.uncacheable else "")
+    disk = status["disk"]
+    on_disk = f" and {show_bytes(disk['budget_bytes'])} of disk" if disk else ""
+    return f"{model}; the cache may take {show_bytes(engine.ram_bytes)} of RAM{on_disk}"
 
 
 @with_model()
@@ -115,4 +130,5 @@ def serve(
     except BaseException:
         sock.close()
         raise
+    print(_summary(engine), flush=True)
     run_server(engine, settings.with_model_path(path), sock, say=lambda line: print(line, flush=True))

@@ -209,6 +209,7 @@ int gufo_chat_render(const gufo_chat * chat, const char * request_json, char ** 
             now = j.at("now").get<int64_t>();
         }
         read_variables(j, now, in);
+        read(j, "prompt_only", in.force_pure_content);
 
         std::optional<gufo::pinned_clock> clock;
         if (now) {
@@ -221,6 +222,12 @@ int gufo_chat_render(const gufo_chat * chat, const char * request_json, char ** 
             throw;
         } catch (const std::exception & e) {
             throw gufo_failure(GUFO_E_INVALID, "messages: " + template_message(e.what()));
+        }
+        if (in.force_pure_content) {
+            json only = json::object();
+            only["prompt"] = params.prompt;
+            gufo::give_string(only.dump_safe(), out);
+            return int(GUFO_OK);
         }
         json result = rendered(params);
         result["is_continuation"] = in.continue_final_message != COMMON_CHAT_CONTINUATION_NONE;

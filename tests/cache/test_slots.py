@@ -33,7 +33,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule()
     def acquire(self) -> None:
         self.counter += 1
-        view = self.rig.view(text(9, self.counter))
+        view = self.rig.view(text(9, 1_000 + self.counter))  # begins like nothing that a slot was given
         admission = self.manager.acquire(view, self.manager.lookup(view))
         if len(self.valid) == len(self.manager.tables.slots):
             assert admission is None

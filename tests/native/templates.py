@@ -55,6 +55,14 @@ TAGGED_CALLS = """\
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
 """
 
+# Channels: llama.cpp knows the format by its marker and hands the reasoning over as ``thinking``.
+CHANNELS = """\
+{%- for m in messages -%}
+{{ '<|start|>' + m.role + '<|channel|>' + (m.thinking or '') + '<|message|>' + (m.content or '') + '<|end|>' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|start|>assistant' }}{%- endif -%}
+"""
+
 # Refuses a conversation that goes on after an answer, hence every probe.
 ONE_TURN = """\
 {%- if messages | selectattr('role', 'equalto', 'assistant') | list | length > 0 and messages[-1].content != 'test' -%}

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from gufo_gguf.backend.chat import ChatFormat, ChatInput, Rendered
 from gufo_gguf.backend.llama import LlamaBackend
-from gufo_gguf.backend.stable import PROBE_ANSWER, PROBE_QUESTION, StableSearch, common_prefix
+from gufo_gguf.backend.stable import PROBE_ANSWER, PROBE_QUESTION, StableSearch, common_prefix, recent_messages
 from gufo_gguf.cache.types import Tokens
 from gufo_gguf.core.errors import RequestError
 from gufo_gguf.engine.types import as_tokens
-from tests.native.templates import ENDS_WITH_MARKER, FORGETS_REASONING, ONE_TURN, PLAIN
+from tests.native.templates import CHANNELS, ENDS_WITH_MARKER, FORGETS_REASONING, ONE_TURN, PLAIN
 
 pytestmark = pytest.mark.native
 
@@ -154,9 +154,79 @@ def test_only_the_end_is_tokenized_anew(own: ChatFormat, tokenize: Tokenizer) ->
         seen.append(len(text))
         return tokenize(text)
 
-    found = StableSearch(own.render, counting).boundaries(conversation, rendered, tokens)
+    found = StableSearch(own.history, counting).boundaries(conversation, rendered, tokens)
     assert found == by_definition(own, conversation, tokens, tokenize)
     assert sum(seen) < len(rendered.prompt) / 20
+
+
+def test_no_grammar_is_made_for_an_answer_that_nobody_gives(
+    own: ChatFormat, tokenize: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered = own.render(ASK)
+    tokens = tokenize(rendered.prompt)
+    expected = by_definition(own, ASK, tokens, tokenize)
+    assert own.stable_boundaries(ASK, rendered, tokens, tokenize) == expected
+    monkeypatch.setattr(ChatFormat, "render", None)
+    assert own.stable_boundaries(ASK, rendered, tokens, tokenize) == expected
+
+
+def test_only_recent_messages_are_rendered_again(own: ChatFormat, tokenize: Tokenizer) -> None:
+    turns = [{"role": "user" if i % 2 == 0 else "assistant", "content": f"turn {i} " * 40} for i in range(31)]
+    rendered = own.render(ChatInput(messages=turns))
+    tokens = tokenize(rendered.prompt)
+    seen: list[int] = []
+
+    def counting(chat: ChatInput) -> str:
+        seen.append(len(chat.messages))
+        return own.history(chat)
+
+    found = StableSearch(counting, tokenize).boundaries(ChatInput(messages=turns), rendered, tokens)
+    assert found == by_definition(own, ChatInput(messages=turns), tokens, tokenize)
+    assert sum(seen) <= 4
+
+
+def test_messages_that_llama_cpp_adapts_first(of: Callable[[str], ChatFormat], tokenize: Tokenizer) -> None:
+    chat = of(CHANNELS)
+    rendered = chat.render(TOOL_LOOP)
+    assert "I should read it." in rendered.prompt
+    assert chat.history(TOOL_LOOP) == rendered.prompt.removesuffix(rendered.generation_prompt)
+    tokens = tokenize(rendered.prompt)
+    found = chat.stable_boundaries(TOOL_LOOP, rendered, tokens, tokenize)
+    assert found == by_definition(chat, TOOL_LOOP, tokens, tokenize)
+    assert found[-1] == len(tokens), "all of it comes back"
+
+
+def test_what_the_recent_messages_do_not_say_is_rendered_whole(
+    of: Callable[[str], ChatFormat], tokenize: Tokenizer
+) -> None:
+    chat = of("{% for m in messages %}{{ loop.index ~ m.role ~ m.content }}{% endfor %}")
+    conversation = ChatInput(messages=[*ASK.messages, {"role": "assistant", "content": "x"}, *ASK.messages[1:]])
+    rendered = chat.render(conversation)
+    tokens = tokenize(rendered.prompt)
+    found = chat.stable_boundaries(conversation, rendered, tokens, tokenize)
+    assert found == by_definition(chat, conversation, tokens, tokenize)
+
+
+USER, ASSISTANT, TOOL = {"role": "user"}, {"role": "assistant"}, {"role": "tool"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "kept"),
+    [
+        ([], []),
+        ([USER], [0]),
+        ([USER, ASSISTANT, USER], [2]),
+        ([ASSISTANT], [0]),
+        ([USER, ASSISTANT, USER, ASSISTANT, TOOL, ASSISTANT, TOOL, TOOL], [2, 5, 6, 7]),
+        ([USER, ASSISTANT | {"reasoning_content": "r"}, USER, ASSISTANT, TOOL, ASSISTANT, TOOL], [2, 5, 6]),
+        ([USER, ASSISTANT | {"reasoning_content": "r"}, TOOL, ASSISTANT, TOOL], [0, 1, 2, 3, 4]),
+        ([USER, ASSISTANT | {"content": "r</think>"}, TOOL, ASSISTANT, TOOL], [0, 1, 2, 3, 4]),
+        ([USER, ASSISTANT, TOOL | {"content": "</think>"}, ASSISTANT, TOOL], [0, 3, 4]),
+    ],
+)
+def test_recent_messages(messages: list[dict[str, Any]], kept: list[int]) -> None:
+    numbered = [m | {"at": i} for i, m in enumerate(messages)]
+    assert [m["at"] for m in recent_messages(numbered, ["</think>"])] == kept
 
 
 CONTENT = st.lists(
@@ -170,28 +240,41 @@ CONTENT = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=60, deadline=None)
+Loop = list[tuple[str, str, str]]
+"""Content, reasoning and result of each step."""
+
+
+def loop_of(steps: Loop) -> list[dict[str, Any]]:
+    call = {"id": "1", "function": {"name": "read_file", "arguments": "{}"}}
+    out: list[dict[str, Any]] = []
+    for content, reasoning, result in steps:
+        out.append({"role": "assistant", "content": content, "reasoning_content": reasoning, "tool_calls": [call]})
+        out.append({"role": "tool", "tool_call_id": "1", "content": result})
+    return out
+
+
+@settings(max_examples=100, deadline=None)
 @given(
-    contents=st.lists(CONTENT, min_size=1, max_size=6),
-    reasoning=CONTENT,
-    source=st.sampled_from(["own", PLAIN, FORGETS_REASONING]),
+    turns=st.lists(st.tuples(CONTENT, st.lists(st.tuples(CONTENT, CONTENT, CONTENT), max_size=3), CONTENT), max_size=3),
+    question=CONTENT,
+    loop=st.lists(st.tuples(CONTENT, CONTENT, CONTENT), max_size=3),
+    source=st.sampled_from(["own", PLAIN, FORGETS_REASONING, CHANNELS]),
 )
 def test_the_short_way_agrees_with_the_definition(
     own: ChatFormat,
     of: Callable[[str], ChatFormat],
     tokenize: Tokenizer,
-    contents: list[str],
-    reasoning: str,
+    turns: list[tuple[str, Loop, str]],
+    question: str,
+    loop: Loop,
     source: str,
 ) -> None:
-    """Also when the messages contain the text of special tokens."""
+    """Turns with tool loops, reasoning here and there; also when the messages contain the text of special tokens."""
     chat = own if source == "own" else of(source)
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": text}
-        if i % 2 == 0
-        else {"role": "assistant", "content": text, "reasoning_content": reasoning}
-        for i, text in enumerate(contents)
-    ]
+    messages: list[dict[str, Any]] = []
+    for asked, steps, answered in turns:
+        messages += [{"role": "user", "content": asked}, *loop_of(steps), {"role": "assistant", "content": answered}]
+    messages += [{"role": "user", "content": question}, *loop_of(loop)]
     conversation = ChatInput(messages=messages)
     rendered: Rendered = chat.render(conversation)
     tokens = tokenize(rendered.prompt)
