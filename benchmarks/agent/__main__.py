@@ -49,7 +49,14 @@ def make_server(name: str, setup: Setup) -> Server:
 
 
 def one_workload(
-    workload: Workload, sizes: Sizes, servers: Sequence[str], setup: Setup, rounds: int, say: Callable[[str], None]
+    workload: Workload,
+    sizes: Sizes,
+    servers: Sequence[str],
+    setup: Setup,
+    rounds: int,
+    say: Callable[[str], None],
+    *,
+    scripted: bool,
 ) -> dict[str, list[Run]]:
     """All rounds of one workload, servers in turn."""
     runs: dict[str, list[Run]] = {name: [] for name in servers}
@@ -58,7 +65,7 @@ def one_workload(
             server = make_server(name, setup)
             try:
                 server.start()
-                runs[name].append(play(workload, sizes, server))
+                runs[name].append(play(workload, sizes, server, scripted=scripted))
             finally:
                 server.stop()
             say(f"{workload.name}: {name}, round {number + 1}: {runs[name][-1].wall_s:.1f} s")
@@ -115,6 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--checks", type=int, default=6, help="answers checked per workload")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--scripted", action="store_true", help="histories go on with drawn answers (SmolLM2: see play.play)"
+    )
     parser.add_argument("--name", help="results/<name>.json; default: agent-<model>")
     args = parser.parse_args(arguments)
     scale, rounds, checks = (QUICK_SCALE, 1, 2) if args.quick else (args.scale, args.rounds, args.checks)
@@ -130,9 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kept: list[Run] = []
     for workload in by_name(args.workloads):
         setup = setup_of(workload, sizes, model, state, args.threads)
-        runs = one_workload(
-            workload, sizes, args.servers.split(","), setup, rounds, lambda s: print(s, file=sys.stderr)
-        )
+        runs = one_workload(workload, sizes, args.servers.split(","), setup, rounds, _note, scripted=args.scripted)
         verdicts = judged(runs, setup, checks)
         for name, each in runs.items():
             least = least_of(each[0], state, setup, bounded=not workload.disk)

@@ -20,6 +20,7 @@ from enum import StrEnum
 from gufo_gguf.cache.checkpoints import Checkpoint, Parts, marks_before
 from gufo_gguf.cache.chunks import Maker
 from gufo_gguf.cache.events import EventKind
+from gufo_gguf.cache.ghosts import Ghosts
 from gufo_gguf.cache.ledger import Account, Reservation, Shortfall
 from gufo_gguf.cache.retention import Rank, rank_victims
 from gufo_gguf.cache.slots import Slot
@@ -36,6 +37,9 @@ from gufo_gguf.cache.types import (
     Origin,
     Tokens,
 )
+
+
+_N_MISSED = 256
 
 
 class Refusal(StrEnum):
@@ -70,6 +74,8 @@ class Captures:
         self.open: dict[CheckpointId, OpenCapture] = {}
         self._next = 1
         self._too_large_logged: int | None = None
+        self._missed = Ghosts(_N_MISSED)
+        """Learned points that found no room."""
 
     # -- reserve ---------------------------------------------------------------------------------
     def reserve(
@@ -103,6 +109,8 @@ class Captures:
         reservation = self._make_room(need_bytes, slot, point, at_most)
         if reservation is None:
             t.chunks.unref(known.values())
+            if point.origin is Origin.LEARNED:
+                self._missed.add(slot.scope, slot.history.view(n), (), MissReason.NO_CHECKPOINT)
             return self._refuse(point, Refusal.NO_ROOM, need_bytes)
         maker = Maker(slot.index, slot.generation, t.log.seq)
         chunks = tuple(
@@ -172,7 +180,7 @@ class Captures:
     # -- room ------------------------------------------------------------------------------------
     def _make_room(self, need_bytes: int, slot: Slot, point: CapturePoint, at_most: Rank) -> Reservation | None:
         """A reservation, after evicting what the plan says; None (and nothing evicted) if that is not enough."""
-        t, optional = self._t, not point.required
+        t, optional = self._t, not point.required and not self._missed_again(slot, point)
         ahead_bytes = self._ahead_bytes(slot) if optional else 0
         reservation = self._reserve(need_bytes) if need_bytes + ahead_bytes <= t.ledger.free_bytes else None
         if reservation is not None:
@@ -211,6 +219,13 @@ class Captures:
             reservation = self._reserve(need_bytes)
             order = ranked() if reservation is None else []
         return reservation
+
+    def _missed_again(self, slot: Slot, point: CapturePoint) -> bool:
+        """A learned point that found no room before: others parted there as well, so it is worth one of them."""
+        if point.origin is not Origin.LEARNED:
+            return False
+        found = self._missed.deepest(slot.scope, slot.history.view(), (), slot.n_tokens)
+        return found is not None and found[0] == slot.n_tokens
 
     def _ahead_bytes(self, slot: Slot) -> int:
         """What the required captures that this request still plans will need, at most.

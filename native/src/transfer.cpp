@@ -16,9 +16,18 @@ ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
     return tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
 }
 
+int n_gpus(ggml_backend_sched_t sched) {
+    int n = 0;
+    for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
+        const auto type = ggml_backend_dev_type(ggml_backend_get_device(ggml_backend_sched_get_backend(sched, i)));
+        n += type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU;
+    }
+    return n;
+}
+
 }  // namespace
 
-transfer::transfer(llama_context * ctx, bool check) : check_(check), ctx_(ctx) {
+transfer::transfer(llama_context * ctx, bool check) : check_(check), ctx_(ctx), several_(n_gpus(ctx->get_sched()) > 1) {
     ctx_->synchronize();
 }
 
@@ -64,13 +73,15 @@ void transfer::out(const ggml_tensor * tensor, size_t offset, void * dst, size_t
 }
 
 void transfer::out_blocks(const ggml_tensor * tensor, size_t offset, void * dst, size_t n_bytes, size_t n_copies, size_t stride) {
-    auto * to = static_cast<char *>(dst);
-    if (!ggml_backend_buffer_is_host(buffer_of(tensor))) {
+    if (ggml_backend_buffer_is_host(buffer_of(tensor))) {
+        for (size_t i = 0; i < n_copies; ++i) {
+            copy_bytes(static_cast<char *>(dst) + i * stride, static_cast<const char *>(tensor->data) + offset + i * n_bytes, n_bytes);
+        }
+    } else if (several_) {
+        ctx_->synchronize();
+        ggml_backend_tensor_get_2d(tensor, dst, offset, n_bytes, n_copies, n_bytes, stride);
+    } else {
         ggml_backend_tensor_get_2d_async(backend_of(tensor), tensor, dst, offset, n_bytes, n_copies, n_bytes, stride);
-        return;
-    }
-    for (size_t i = 0; i < n_copies; ++i) {
-        copy_bytes(to + i * stride, static_cast<const char *>(tensor->data) + offset + i * n_bytes, n_bytes);
     }
 }
 
@@ -84,27 +95,33 @@ void transfer::in(ggml_tensor * tensor, size_t offset, const void * src, size_t 
 
 void transfer::in_blocks(ggml_tensor * tensor, size_t offset, const void * src, size_t n_bytes, size_t n_copies, size_t stride) {
     const auto * from = static_cast<const char *>(src);
-    if (!ggml_backend_buffer_is_host(buffer_of(tensor))) {
-        for (size_t i = 0; check_ && i < n_copies; ++i) {
-            if (holds_nan(tensor->type, from + i * stride, n_bytes)) {
+    if (ggml_backend_buffer_is_host(buffer_of(tensor))) {
+        for (size_t i = 0; i < n_copies; ++i) {
+            char * to = static_cast<char *>(tensor->data) + offset + i * n_bytes;
+            if (!check_) {
+                copy_bytes(to, from + i * stride, n_bytes);
+            } else if (!copy_checked(tensor->type, to, from + i * stride, n_bytes)) {
                 refuse(tensor);
             }
         }
-        ggml_backend_tensor_set_2d_async(backend_of(tensor), tensor, src, offset, n_bytes, n_copies, n_bytes, stride);
         return;
     }
-    for (size_t i = 0; i < n_copies; ++i) {
-        char * to = static_cast<char *>(tensor->data) + offset + i * n_bytes;
-        if (!check_) {
-            copy_bytes(to, from + i * stride, n_bytes);
-        } else if (!copy_checked(tensor->type, to, from + i * stride, n_bytes)) {
+    for (size_t i = 0; check_ && i < n_copies; ++i) {
+        if (holds_nan(tensor->type, from + i * stride, n_bytes)) {
             refuse(tensor);
         }
+    }
+    if (several_) {
+        ctx_->synchronize();
+        ggml_backend_tensor_set_2d(tensor, src, offset, n_bytes, n_copies, n_bytes, stride);
+    } else {
+        ggml_backend_tensor_set_2d_async(backend_of(tensor), tensor, src, offset, n_bytes, n_copies, n_bytes, stride);
     }
 }
 
 void transfer::zero(ggml_tensor * tensor, size_t offset, size_t n_bytes) {
     finish();
+    ctx_->synchronize();
     if (ggml_backend_buffer_is_host(buffer_of(tensor))) {
         std::memset(static_cast<char *>(tensor->data) + offset, 0, n_bytes);
     } else {

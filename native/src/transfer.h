@@ -4,6 +4,10 @@
 // asynchronous copies of the context's own backend: those are ordered with the computation, while
 // a plain ggml_backend_tensor_get/set runs on a stream of its own and may read what a kernel is
 // still writing.  finish() waits once for everything queued.
+//
+// With layers on several devices each copy is made at once instead, after waiting for the computation: a
+// queued copy to a device that is not the thread's current one failed on CUDA (short rows, "unspecified
+// launch failure"), and only the plain calls choose the device themselves.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +35,7 @@ public:
     // directly behind it in the tensor.  One call instead of thousands on a device.
     void out_blocks(const ggml_tensor * tensor, size_t offset, void * dst, size_t n_bytes, size_t n_copies, size_t stride);
     void in_blocks(ggml_tensor * tensor, size_t offset, const void * src, size_t n_bytes, size_t n_copies, size_t stride);
-    // At once; waits for what is queued.
+    // At once; waits for what is queued, of the computation too.
     void zero(ggml_tensor * tensor, size_t offset, size_t n_bytes);
     void finish();
     bool checks() const { return check_; }
@@ -43,6 +47,7 @@ private:
     bool check_;
 
     llama_context * ctx_;
+    bool several_;  // devices hold layers
     ggml_backend_t pending_[16] = {};
     int n_pending_ = 0;
 };

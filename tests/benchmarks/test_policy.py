@@ -31,3 +31,10 @@ def test_prefilled_tokens_stay_near_the_common_prefix(name: str, shape: str) -> 
     prefilled = sum(sample.n_prefilled for sample in run.samples)
     ratio = prefilled / sum(common_prefix(run.trace))
     assert ratio <= BOUNDS[name][shape == "flash-next"], ratio
+
+
+def test_more_memory_does_not_cost_tokens() -> None:
+    """Six conversations in room for two to three: a prefix that found no room is let in when it is missed again."""
+    copies = (1.5, 1.75, 2.0)
+    prefilled = [simulate(by_name("rotating")[0], Sizes(1.0), Options(copies=n))[0].prefilled for n in copies]
+    assert all(more <= 1.05 * less for less, more in zip(prefilled, prefilled[1:], strict=False)), prefilled

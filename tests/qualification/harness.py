@@ -306,7 +306,9 @@ def uninterrupted(model: Model, plan: Plan, n_ctx: int = N_CTX, n_slots: int = 4
     """The reference: both halves in one go, in a fresh context, giving no state in between."""
     with model.open(n_ctx, n_slots) as backend:
         execute(backend, 0, plan, plan.before)
-        return proceed(backend, 0, plan)
+        outcome = proceed(backend, 0, plan)
+    assert all(np.ptp(one) > 0 for one in outcome.logits), "a reference that says nothing agrees with anything"
+    return outcome
 
 
 def n_different(a: npt.NDArray[np.generic], b: npt.NDArray[np.generic]) -> int:
