@@ -48,10 +48,11 @@ def agent_table(data: Data) -> list[str]:
     lines = data["lines"]
     servers = list(dict.fromkeys(x["server"] for x in lines))
     peers = [s for s in servers if s != "gufo"]
+    wrong = f"wrong answers ({peers[-1]}'s)" if peers else "wrong answers"
     out = [
         "| " + " | ".join(["workload", "prompt tokens", "prefilled", "/ budgeted oracle", "/ common prefix",
                            *(f"{p}: prefilled" for p in peers), *(f"wall (processor) time / {p}'s" for p in peers),
-                           "first token p50 / p95 / max", "wrong answers (of a second cold server)"]) + " |",
+                           "first token p50 / p95 / max", wrong]) + " |",
         "|" + "---|" * (7 + 2 * len(peers)),
     ]  # fmt: skip
     for name in dict.fromkeys(x["workload"] for x in lines):
@@ -61,17 +62,21 @@ def agent_table(data: Data) -> list[str]:
             continue
         wall, cpu = ({s: median(x[key]) for s, x in by.items()} for key in ("wall_s", "cpu_s"))
         ttft = own["first_token_ms"]
-        answers = own["answers"]
         cells = [
             _TITLES.get(name, name), f"{own['prompt_tokens']:,}", f"{own['prefilled']:,}",
             f"{own['of_bound']:.2f}", f"{own['of_common_prefix']:.2f}",
             *(f"{by[p]['prefilled']:,}" if p in by else "-" for p in peers),
             *(f"{wall['gufo'] / wall[p]:.2f} ({cpu['gufo'] / cpu[p]:.2f})" if p in by else "-" for p in peers),
             f"{ttft['p50']:.0f} / {ttft['p95']:.0f} / {ttft['max']:.0f} ms",
-            f"{answers['wrong']} of {answers['compared']} ({answers['cold']['wrong']})" if answers else "-",
+            " ".join(filter(None, (_wrong(own), f"({_wrong(by[peers[-1]])})" if peers and peers[-1] in by else ""))),
         ]  # fmt: skip
         out.append("| " + " | ".join(cells) + " |")
     return [f"{_setting(data)}:", "", *out]
+
+
+def _wrong(line: Data) -> str:
+    answers = line["answers"]
+    return f"{answers['wrong']} of {answers['compared']}" if answers else "-"
 
 
 def serve_table(data: Data) -> list[str]:

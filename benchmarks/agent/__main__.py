@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.agent import control, report
@@ -83,26 +82,16 @@ def least_of(run: Run, state: State, setup: Setup, *, bounded: bool) -> report.L
     return report.Least(prefix, bound, sum(len(p.prompt) for p in run.trace))
 
 
-def judged(runs: dict[str, list[Run]], setup: Setup, n_checks: int) -> dict[str, report.Answers]:
-    """Answers of our servers' first rounds against a server that caches nothing, and a second one against it."""
-    found: dict[str, report.Answers] = {}
-    own = {name: each[0] for name, each in runs.items() if name.split("-")[0] == "gufo"}
-    if n_checks == 0 or not own:
-        return found
-    cold = Gufo(replace(setup, n_slots=1, ram_bytes=0, disk=False, more=("--no-cache",)))
-    other = Gufo(replace(setup, n_ubatch=setup.n_ubatch // 2, ram_bytes=0, disk=False, more=("--no-cache",)))
+def judged(runs: dict[str, list[Run]], setup: Setup, n_checks: int) -> dict[str, control.Verdict]:
+    """Answers of each server's first round against a server that caches nothing."""
+    if n_checks == 0:
+        return {}
+    cold = Gufo(Setup(setup.model, setup.n_ctx, 1, setup.n_threads, 0, more=("--no-cache",)))
     try:
         cold.start()
-        other.start()
-        for name, run in own.items():
-            chosen = control.sampled(run.trace, n_checks)
-            verdict = control.judge(cold.http, [run.trace[i] for i in chosen])
-            second = control.again(other.http, run.trace, [s.step for s in run.samples], chosen)
-            found[name] = report.Answers(verdict, control.judge(cold.http, second))
+        return {name: control.judge(cold.http, each[0].trace, n_checks) for name, each in runs.items()}
     finally:
         cold.stop()
-        other.stop()
-    return found
 
 
 def _note(text: str) -> None:
@@ -120,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--servers", default="gufo,llama,llama-best", help="also URLs of OpenAI-compatible servers")
     parser.add_argument("--model", default="qwen4exp", help="file, smollm2, owlet, or the name of a tiny architecture")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--checks", type=int, default=6, help="answers checked per workload")
+    parser.add_argument("--checks", type=int, default=6, help="answers checked per workload and server")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--scripted", action="store_true", help="histories go on with drawn answers (SmolLM2: see play.play)"

@@ -1,19 +1,19 @@
-"""Wrong answers: greedy answers of a server with a cache, against servers that cache nothing.
+"""Wrong answers: greedy answers of a server, against a server that caches nothing.
 
-Equal tokens do not give equal bytes: a restored prompt is computed in other passes than a cold one, or
-beside other requests, and the last bits of a logit differ.  So where an answer leaves the control's, the
-control is asked how much less likely it finds the other token: a rounding error swaps tokens that are
-nearly equal (``TOLERANCE``), a state that misses one part changes log-probabilities by whole units.
+Equal tokens do not give equal bytes: an earlier answer was computed token by token and is read in passes by
+a cold run, a restored prompt is computed in other passes, and neighbours in a pass count too.  So where an
+answer leaves the control's, the control is asked how much less likely it finds the other token: a rounding
+error swaps tokens that are nearly equal (``TOLERANCE``), a state that misses one part changes
+log-probabilities by whole units.
 
-Models that choose (experts, rows for an indexer) can turn a last bit into a whole unit.  What that does to
-the benchmark's model shows a second cold server, asked the same with passes of half the size and the same
-neighbours (``again``): its answers are judged by the same rule, and both counts are printed.
+A model that chooses (experts, or the rows that an indexer lets through) can turn a last bit into more than
+that, above all with random weights.  What that does to a workload is seen in the answers of the other
+servers, which restore nothing of ours: they are judged by the same rule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,13 +70,13 @@ def sampled(trace: Sequence[Played], n: int) -> list[int]:
     return sorted({round(i) for i in np.linspace(0, len(trace) - 1, min(n, len(trace)))})
 
 
-def judge(http: Http, played: Sequence[Played]) -> Verdict:
-    """Answers against those of the control server behind ``http``."""
+def judge(http: Http, trace: Sequence[Played], n: int) -> Verdict:
+    """Check n answers of a trace against the control server behind ``http``."""
     equal = ties = wrong = 0
     worst = 0.0
-    played = [p for p in played if len(p.answer)]
-    for one in played:
-        far = distance(one.answer.tolist(), cold(http, one.prompt, len(one.answer)))
+    chosen = [i for i in sampled(trace, n) if len(trace[i].answer)]
+    for i in chosen:
+        far = distance(trace[i].answer.tolist(), cold(http, trace[i].prompt, len(trace[i].answer)))
         if far is None:
             equal += 1
             continue
@@ -85,23 +85,4 @@ def judge(http: Http, played: Sequence[Played]) -> Verdict:
             ties += 1
         else:
             wrong += 1
-    return Verdict(len(played), equal, ties, wrong, worst)
-
-
-def again(http: Http, trace: Sequence[Played], steps: Sequence[int], chosen: Sequence[int]) -> list[Played]:
-    """The chosen requests of a trace as the server behind ``http`` answers them, each beside its neighbours.
-
-    ``steps``: for each request of the trace the step that sent it; requests of one step are sent at once.
-    """
-    out: list[Played] = []
-    with ThreadPoolExecutor(max_workers=16) as pool:
-        for i in chosen:
-            asked = {
-                j: pool.submit(cold, http, trace[j].prompt, len(trace[j].answer))
-                for j, step in enumerate(steps)
-                if step == steps[i] and len(trace[j].answer)
-            }
-            answers = {j: future.result() for j, future in asked.items()}
-            if i in answers:
-                out.append(Played(trace[i].prompt, np.array(answers[i].tokens, np.int32)))
-    return out
+    return Verdict(len(chosen), equal, ties, wrong, worst)

@@ -74,9 +74,8 @@ def _send(
     prompts = [server.tokens_of(ask) for ask in asks]
     time.sleep(min(_LONGEST_PAUSE_S, pace * max(ask.idle_s for ask in asks)))
     first = len(run.samples)
-    step = run.samples[-1].step + 1 if run.samples else 0
     samples = [
-        Sample(run.workload, run.server, first + i, ask.conversation, ask.kind, step) for i, ask in enumerate(asks)
+        Sample(run.workload, run.server, first + i, ask.conversation, ask.kind) for i, ask in enumerate(asks)
     ]  # fmt: skip
     started = time.perf_counter()
     for done in [pool.submit(server.send, ask, sample) for ask, sample in zip(asks, samples, strict=True)]:

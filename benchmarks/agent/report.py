@@ -31,13 +31,6 @@ class Least:
     prompt_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    verdict: Verdict
-    cold: Verdict
-    """The same prompts on a second server that caches nothing: what other passes and neighbours change."""
-
-
 @dataclass(slots=True)
 class Line:
     workload: str
@@ -54,7 +47,7 @@ class Line:
     memory: dict[str, int]
 
 
-def line(runs: Sequence[Run], least: Least, answers: Answers | None) -> Line:
+def line(runs: Sequence[Run], least: Least, verdict: Verdict | None) -> Line:
     """One workload on one server; the counts are those of the first round, times of all rounds."""
     first = runs[0]
     ttft = [s.first_token_ms for run in runs for s in run.samples]
@@ -69,7 +62,7 @@ def line(runs: Sequence[Run], least: Least, answers: Answers | None) -> Line:
         first_token_ms={"p50": quantile(ttft, 0.5), "p95": quantile(ttft, 0.95), "max": max(ttft)},
         wall_s=[run.wall_s for run in runs],
         cpu_s=[run.cpu_s for run in runs],
-        answers={**asdict(answers.verdict), "cold": asdict(answers.cold)} if answers is not None else {},
+        answers=asdict(verdict) if verdict is not None else {},
         memory={key: max(m.get(key, 0) for m in first.memory) for key in sorted(keys)},
     )
 
@@ -78,17 +71,16 @@ def table(lines: Iterable[Line]) -> list[str]:
     """Fixed-width text."""
     head = (
         f"{'workload':<11}{'server':<11}{'prompt':>8}{'prefilled':>10}{'/prefix':>8}{'/bound':>8}"
-        f"{'TTFT p50':>10}{'p95':>8}{'max ms':>8}{'wall s':>8}{'CPU s':>7}{'wrong':>7}{'cold':>7}"
+        f"{'TTFT p50':>10}{'p95':>8}{'max ms':>8}{'wall s':>8}{'CPU s':>7}{'wrong':>7}"
     )
     out = [head]
     for one in lines:
         ttft = one.first_token_ms
         wrong = f"{one.answers['wrong']}/{one.answers['compared']}" if one.answers else "-"
-        cold = f"{one.answers['cold']['wrong']}/{one.answers['cold']['compared']}" if one.answers else "-"
         out.append(
             f"{one.workload:<11}{one.server:<11}{one.prompt_tokens:>8,}{one.prefilled:>10,}"
             f"{one.of_common_prefix:>8.2f}{one.of_bound:>8.2f}"
-            f"{ttft['p50']:>10.0f}{ttft['p95']:>8.0f}{ttft['max']:>8.0f}{median(one.wall_s):>8.2f}{median(one.cpu_s):>7.2f}{wrong:>7}{cold:>7}"
+            f"{ttft['p50']:>10.0f}{ttft['p95']:>8.0f}{ttft['max']:>8.0f}{median(one.wall_s):>8.2f}{median(one.cpu_s):>7.2f}{wrong:>7}"
         )
     return out
 

@@ -60,8 +60,6 @@ class Sample:
     number: int
     conversation: str
     kind: str
-    step: int = 0
-    """Requests of one step were sent at the same moment."""
     n_prompt: int = 0
     n_cached: int = 0
     n_prefilled: int = 0

@@ -49,15 +49,11 @@ def test_a_conversation_prefills_what_is_new_and_answers_right(model: Path) -> N
     cold = Gufo(Setup(model, setup.n_ctx, 1, 1, 0, more=("--no-cache",)))
     try:
         cold.start()
-        chosen = [run.trace[i] for i in control.sampled(run.trace, 4)]
-        verdict = control.judge(cold.http, chosen)
-        second = control.again(cold.http, run.trace, [s.step for s in run.samples], control.sampled(run.trace, 4))
-        itself = control.judge(cold.http, second)
+        verdict = control.judge(cold.http, run.trace, 4)
         answer = control.cold(cold.http, run.trace[-1].prompt, 2)
     finally:
         cold.stop()
     assert verdict.compared == 4 and verdict.wrong == 0
-    assert itself.compared == itself.equal == 4, "a cold server agrees with itself"
     assert control.distance([answer.tokens[0] ^ 1, answer.tokens[1]], answer)  # a changed answer is seen
 
 

@@ -6,6 +6,8 @@ first.  Why (c) with a small private state stays above 1.15 is told in docs/deci
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from benchmarks.agent.oracle import common_prefix
@@ -37,4 +39,4 @@ def test_more_memory_does_not_cost_tokens() -> None:
     """Six conversations in room for two to three: a prefix that found no room is let in when it is missed again."""
     copies = (1.5, 1.75, 2.0)
     prefilled = [simulate(by_name("rotating")[0], Sizes(1.0), Options(copies=n))[0].prefilled for n in copies]
-    assert all(more <= 1.05 * less for less, more in zip(prefilled, prefilled[1:], strict=False)), prefilled
+    assert all(more <= 1.05 * less for less, more in pairwise(prefilled)), prefilled

@@ -21,10 +21,17 @@ kept
 def agent_results(folder: Path) -> None:
     line = {
         "workload": "edits", "prompt_tokens": 9000, "first_token_ms": {"p50": 1.0, "p95": 2.0, "max": 3.0},
-        "of_bound": 1.07, "of_common_prefix": 1.2, "answers": {"wrong": 0, "compared": 6, "cold": {"wrong": 1}},
+        "of_bound": 1.07, "of_common_prefix": 1.2, "answers": {"wrong": 0, "compared": 6},
     }  # fmt: skip
     gufo = {**line, "server": "gufo", "prefilled": 1200, "wall_s": [2.0, 4.0, 3.0], "cpu_s": [1.0, 1.0, 1.0]}
-    llama = {**line, "server": "llama", "prefilled": 4000, "wall_s": [6.0, 6.0, 6.0], "cpu_s": [4.0, 4.0, 4.0]}
+    llama = {
+        **line,
+        "server": "llama",
+        "prefilled": 4000,
+        "answers": {"wrong": 1, "compared": 6},
+        "wall_s": [6.0, 6.0, 6.0],
+        "cpu_s": [4.0, 4.0, 4.0],
+    }
     data = {
         "environment": {"cores": 2},
         "settings": {"model": "tiny", "scale": 0.2, "threads": 1, "rounds": 3},
@@ -37,7 +44,7 @@ def test_marked_parts_are_written_and_the_rest_stays(tmp_path: Path) -> None:
     agent_results(tmp_path)
     got = fill(TEXT, tmp_path)
     assert got.startswith("before\n<!-- results: agent -->\n") and "stale" not in got
-    row = "| (d) edits and undo | 9,000 | 1,200 | 1.07 | 1.20 | 4,000 | 0.50 (0.25) | 1 / 2 / 3 ms | 0 of 6 (1) |"
+    row = "| (d) edits and undo | 9,000 | 1,200 | 1.07 | 1.20 | 4,000 | 0.50 (0.25) | 1 / 2 / 3 ms | 0 of 6 (1 of 6) |"
     assert row in got
     assert "between\n<!-- results: serve -->\nkept\n<!-- /results -->\n" in got  # no results: left alone
     assert fill(got, tmp_path) == got  # writing twice changes nothing
