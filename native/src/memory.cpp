@@ -101,6 +101,11 @@ void memory::classify() {
     } else {
         unsupported("memory kind " + plain_name(type) + " is not known to this build; its state cannot be proven complete");
     }
+    if (recr_ && n_gpus(ctx_) > 1) {
+        unsupported(
+            "recurrent state with layers on several GPUs: of 430 comparisons on two GPUs one differed, so its exactness is not "
+            "proven; let the process see one GPU (CUDA_VISIBLE_DEVICES=0, HIP_VISIBLE_DEVICES=0)");
+    }
     if (recr_ && recr_->n_rs_seq != 0) {
         unsupported("recurrent rollback planes (n_rs_seq > 0) are not part of the state layout");
     }

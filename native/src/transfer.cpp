@@ -16,7 +16,10 @@ ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
     return tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
 }
 
-int n_gpus(ggml_backend_sched_t sched) {
+}  // namespace
+
+int n_gpus(const llama_context * ctx) {
+    const ggml_backend_sched_t sched = ctx->get_sched();
     int n = 0;
     for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
         const auto type = ggml_backend_dev_type(ggml_backend_get_device(ggml_backend_sched_get_backend(sched, i)));
@@ -25,9 +28,7 @@ int n_gpus(ggml_backend_sched_t sched) {
     return n;
 }
 
-}  // namespace
-
-transfer::transfer(llama_context * ctx, bool check) : check_(check), ctx_(ctx), several_(n_gpus(ctx->get_sched()) > 1) {
+transfer::transfer(llama_context * ctx, bool check) : check_(check), ctx_(ctx), several_gpus_(n_gpus(ctx) > 1) {
     ctx_->synchronize();
 }
 
@@ -77,7 +78,7 @@ void transfer::out_blocks(const ggml_tensor * tensor, size_t offset, void * dst,
         for (size_t i = 0; i < n_copies; ++i) {
             copy_bytes(static_cast<char *>(dst) + i * stride, static_cast<const char *>(tensor->data) + offset + i * n_bytes, n_bytes);
         }
-    } else if (several_) {
+    } else if (several_gpus_) {
         ctx_->synchronize();
         ggml_backend_tensor_get_2d(tensor, dst, offset, n_bytes, n_copies, n_bytes, stride);
     } else {
@@ -111,7 +112,7 @@ void transfer::in_blocks(ggml_tensor * tensor, size_t offset, const void * src, 
             refuse(tensor);
         }
     }
-    if (several_) {
+    if (several_gpus_) {
         ctx_->synchronize();
         ggml_backend_tensor_set_2d(tensor, src, offset, n_bytes, n_copies, n_bytes, stride);
     } else {

@@ -20,6 +20,8 @@ struct llama_context;
 
 namespace gufo {
 
+int n_gpus(const llama_context * ctx);  // devices that hold layers
+
 class transfer {
 public:
     // check: look for NaN in everything that comes in.  A NaN survives clearing (0 x NaN) and would
@@ -47,7 +49,7 @@ private:
     bool check_;
 
     llama_context * ctx_;
-    bool several_;  // devices hold layers
+    bool several_gpus_;
     ggml_backend_t pending_[16] = {};
     int n_pending_ = 0;
 };
