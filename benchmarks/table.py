@@ -68,7 +68,7 @@ def agent_table(data: Data) -> list[str]:
             *(f"{by[p]['prefilled']:,}" if p in by else "-" for p in peers),
             *(f"{wall['gufo'] / wall[p]:.2f} ({cpu['gufo'] / cpu[p]:.2f})" if p in by else "-" for p in peers),
             f"{ttft['p50']:.0f} / {ttft['p95']:.0f} / {ttft['max']:.0f} ms",
-            " ".join(filter(None, (_wrong(own), f"({_wrong(by[peers[-1]])})" if peers and peers[-1] in by else ""))),
+            " ".join([_wrong(own), *(f"({_wrong(by[p])})" for p in peers[-1:] if p in by and by[p]["answers"])]),
         ]  # fmt: skip
         out.append("| " + " | ".join(cells) + " |")
     return [f"{_setting(data)}:", "", *out]
@@ -81,10 +81,10 @@ def _wrong(line: Data) -> str:
 
 def serve_table(data: Data) -> list[str]:
     out = [f"{data['model']}, speed of gufo over llama-server's (median of pairs, quartiles):", ""]
-    out += ["| case | ratio |", "|---|---|"]
+    out += ["| case | ratio | pairs |", "|---|---|---|"]
     for name, case in data["cases"].items():
         middle, least, largest = case["ratio"]
-        out.append(f"| {name} | {middle:.3f} ({least:.2f} .. {largest:.2f}) |")
+        out.append(f"| {name} | {middle:.3f} ({least:.2f} .. {largest:.2f}) | {len(case['samples']['gufo'])} |")
     return out
 
 

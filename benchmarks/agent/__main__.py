@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.agent import control, report
@@ -83,15 +84,15 @@ def least_of(run: Run, state: State, setup: Setup, *, bounded: bool) -> report.L
 
 
 def judged(runs: dict[str, list[Run]], setup: Setup, n_checks: int) -> dict[str, control.Verdict]:
-    """Answers of each server's first round against a server that caches nothing."""
+    """Answers of each server's first round against conversations that nothing interrupted."""
     if n_checks == 0:
         return {}
-    cold = Gufo(Setup(setup.model, setup.n_ctx, 1, setup.n_threads, 0, more=("--no-cache",)))
+    alone = Llama(replace(setup, n_slots=1, disk=False), find_program("llama-server"), best=False)
     try:
-        cold.start()
-        return {name: control.judge(cold.http, each[0].trace, n_checks) for name, each in runs.items()}
+        alone.start()
+        return {name: control.judge(alone.http, each[0].trace, n_checks) for name, each in runs.items()}
     finally:
-        cold.stop()
+        alone.stop()
 
 
 def _note(text: str) -> None:

@@ -1,14 +1,16 @@
-"""Wrong answers: greedy answers of a server, against a server that caches nothing.
+"""Wrong answers: greedy answers of a server, against the same conversation alone on a llama-server.
 
-Equal tokens do not give equal bytes: an earlier answer was computed token by token and is read in passes by
-a cold run, a restored prompt is computed in other passes, and neighbours in a pass count too.  So where an
-answer leaves the control's, the control is asked how much less likely it finds the other token: a rounding
-error swaps tokens that are nearly equal (``TOLERANCE``), a state that misses one part changes
-log-probabilities by whole units.
+    served    turn 1 ── turn 2 ── (another conversation, an edit, a restart) ── restored: turn 3
+    control   turn 1 ── turn 2 ── turn 3          never interrupted, so nothing is ever restored
 
-A model that chooses (experts, or the rows that an indexer lets through) can turn a last bit into more than
-that, above all with random weights.  What that does to a workload is seen in the answers of the other
-servers, which restore nothing of ours: they are judged by the same rule.
+The control knows nothing of our code.  It does what the conversation did, token by token where that was
+generated: a cold run would read earlier answers in passes, and equal tokens do not give equal bytes then.
+Passes still differ where a request was served from a point that is no end of a turn, and neighbours in a pass
+count too.  So where an answer leaves the control's, the control is asked how much less likely it finds the
+other token: a rounding error swaps tokens that are nearly equal (``TOLERANCE``), a state that misses one part
+changes log-probabilities by whole units.  A model that chooses (experts, or the rows that an indexer lets
+through) can turn a last bit into more than that, above all with random weights; what that does to a workload
+is seen in the answers of the other servers, which are judged by the same rule.
 """
 
 from __future__ import annotations
@@ -46,15 +48,35 @@ class Verdict:
     """Largest distance in nats where an answer parts."""
 
 
-def cold(http: Http, prompt: Tokens, n_answer: int) -> Answer:
-    """A greedy answer computed from nothing."""
-    body = {"prompt": prompt.tolist(), "n_predict": n_answer, "cache_prompt": False, "n_probs": _N_TOP}
+def ask(http: Http, prompt: Tokens, n_answer: int, *, cached: bool, n_top: int = _N_TOP) -> Answer:
+    """A greedy answer; not ``cached``: computed from nothing."""
+    body = {"prompt": prompt.tolist(), "n_predict": n_answer, "cache_prompt": cached, "n_probs": n_top}
     body |= {"temperature": 0.0, "ignore_eos": True, "return_tokens": True}
     got = http.post("/completion", body)
     top = [
-        {int(t["id"]): float(t["logprob"]) for t in at["top_logprobs"]} for at in got["completion_probabilities"]
-    ]  # fmt: skip
+        {int(t["id"]): float(t["logprob"]) for t in at["top_logprobs"]}
+        for at in got.get("completion_probabilities") or ()
+    ]
     return Answer([int(t) for t in got["tokens"]], top)
+
+
+def ancestors(trace: Sequence[Played], i: int) -> list[int]:
+    """The earlier requests that request ``i`` continues, oldest first."""
+    found = []
+    for j in range(i):
+        before = trace[j].sequence[:-1]  # the last token need not have been evaluated
+        if len(before) <= len(trace[i].prompt) and np.array_equal(trace[i].prompt[: len(before)], before):
+            found.append(j)
+    return sorted(found, key=lambda j: len(trace[j].prompt))
+
+
+def uninterrupted(http: Http, trace: Sequence[Played], i: int) -> Answer:
+    """The answer to request ``i`` on a server with one slot that first does what the conversation did before."""
+    cached = False
+    for j in ancestors(trace, i):
+        ask(http, trace[j].prompt, len(trace[j].answer), cached=cached, n_top=0)
+        cached = True
+    return ask(http, trace[i].prompt, len(trace[i].answer), cached=cached)
 
 
 def distance(answer: Sequence[int], control: Answer) -> float | None:
@@ -76,7 +98,7 @@ def judge(http: Http, trace: Sequence[Played], n: int) -> Verdict:
     worst = 0.0
     chosen = [i for i in sampled(trace, n) if len(trace[i].answer)]
     for i in chosen:
-        far = distance(trace[i].answer.tolist(), cold(http, trace[i].prompt, len(trace[i].answer)))
+        far = distance(trace[i].answer.tolist(), uninterrupted(http, trace, i))
         if far is None:
             equal += 1
             continue

@@ -46,15 +46,22 @@ def test_a_conversation_prefills_what_is_new_and_answers_right(model: Path) -> N
     assert sum(least) <= run.prefilled < 2 * sum(least)
     assert all(s.first_token_ms > 0 and s.total_ms >= s.first_token_ms for s in run.samples)
     assert run.cpu_s > 0 and run.memory[-1]["retained"] <= run.memory[-1]["whole_copies"]
-    cold = Gufo(Setup(model, setup.n_ctx, 1, 1, 0, more=("--no-cache",)))
+    alone = Gufo(Setup(model, setup.n_ctx, 1, 1, 0))
     try:
-        cold.start()
-        verdict = control.judge(cold.http, run.trace, 4)
-        answer = control.cold(cold.http, run.trace[-1].prompt, 2)
+        alone.start()
+        verdict = control.judge(alone.http, run.trace, 4)
+        undone = {i: control.uninterrupted(alone.http, run.trace, i) for i in kinds(run, "undo")}
     finally:
-        cold.stop()
+        alone.stop()
     assert verdict.compared == 4 and verdict.wrong == 0
-    assert control.distance([answer.tokens[0] ^ 1, answer.tokens[1]], answer)  # a changed answer is seen
+    for i, answer in undone.items():  # restored where the conversation had stood: the very same passes
+        assert run.samples[i].reported["gufo"]["reuse_source"] == "ram"
+        assert run.trace[i].answer.tolist() == answer.tokens
+        assert control.distance([answer.tokens[0] ^ 1, *answer.tokens[1:]], answer)  # a changed answer is seen
+
+
+def kinds(run: Run, kind: str) -> list[int]:
+    return [sample.number for sample in run.samples if sample.kind == kind]
 
 
 def test_thinking_that_is_not_sent_back_costs_nothing(model: Path) -> None:
