@@ -87,10 +87,10 @@ def judged(runs: dict[str, list[Run]], setup: Setup, n_checks: int) -> dict[str,
     """Answers of each server's first round against conversations that nothing interrupted."""
     if n_checks == 0:
         return {}
-    alone = Llama(replace(setup, n_slots=1, disk=False), find_program("llama-server"), best=False)
+    alone = Gufo(replace(setup, n_slots=1, disk=False))
     try:
         alone.start()
-        return {name: control.judge(alone.http, each[0].trace, n_checks) for name, each in runs.items()}
+        return {name: control.judge(alone, each[0].trace, n_checks) for name, each in runs.items()}
     finally:
         alone.stop()
 

@@ -1,16 +1,17 @@
-"""Wrong answers: greedy answers of a server, against the same conversation alone on a llama-server.
+"""Wrong answers: greedy answers of a server, against the same conversation alone on a fresh one of ours.
 
     served    turn 1 ── turn 2 ── (another conversation, an edit, a restart) ── restored: turn 3
     control   turn 1 ── turn 2 ── turn 3          never interrupted, so nothing is ever restored
 
-The control knows nothing of our code.  It does what the conversation did, token by token where that was
-generated: a cold run would read earlier answers in passes, and equal tokens do not give equal bytes then.
-Passes still differ where a request was served from a point that is no end of a turn, and neighbours in a pass
-count too.  So where an answer leaves the control's, the control is asked how much less likely it finds the
-other token: a rounding error swaps tokens that are nearly equal (``TOLERANCE``), a state that misses one part
-changes log-probabilities by whole units.  A model that chooses (experts, or the rows that an indexer lets
-through) can turn a last bit into more than that, above all with random weights; what that does to a workload
-is seen in the answers of the other servers, which are judged by the same rule.
+The control does what the conversation did, token by token where that was generated, with the same budget and
+so with the same pass ends: a cold run would read earlier answers in passes, llama-server ends its passes
+elsewhere, and equal tokens do not give equal bytes then.  Passes still differ where a request was served from
+a point that is no end of a turn, and neighbours in a pass count too.  So where an answer leaves the control's,
+the control is asked how much less likely it finds the other token: a rounding error swaps tokens that are nearly
+equal (``TOLERANCE``), a state that misses one part changes log-probabilities by whole units.  A model that
+chooses (experts, or the rows that an indexer lets through) can turn a last bit into more than that, above all
+with random weights; what that does to a workload is seen in the answers of the other servers, which are judged
+by the same rule.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 
 from benchmarks.agent.http import Http
 from benchmarks.agent.oracle import Played
+from benchmarks.agent.servers import Server
 from benchmarks.agent.trace import Tokens
 
 TOLERANCE = 0.1
@@ -48,9 +50,9 @@ class Verdict:
     """Largest distance in nats where an answer parts."""
 
 
-def ask(http: Http, prompt: Tokens, n_answer: int, *, cached: bool, n_top: int = _N_TOP) -> Answer:
-    """A greedy answer; not ``cached``: computed from nothing."""
-    body = {"prompt": prompt.tolist(), "n_predict": n_answer, "cache_prompt": cached, "n_probs": n_top}
+def ask(http: Http, prompt: Tokens, n_answer: int, n_top: int = _N_TOP) -> Answer:
+    """A greedy answer."""
+    body = {"prompt": prompt.tolist(), "n_predict": n_answer, "n_probs": n_top}
     body |= {"temperature": 0.0, "ignore_eos": True, "return_tokens": True}
     got = http.post("/completion", body)
     top = [
@@ -70,13 +72,12 @@ def ancestors(trace: Sequence[Played], i: int) -> list[int]:
     return sorted(found, key=lambda j: len(trace[j].prompt))
 
 
-def uninterrupted(http: Http, trace: Sequence[Played], i: int) -> Answer:
-    """The answer to request ``i`` on a server with one slot that first does what the conversation did before."""
-    cached = False
+def uninterrupted(server: Server, trace: Sequence[Played], i: int) -> Answer:
+    """The answer to request ``i`` on a server with one slot that begins anew and does what the conversation did."""
+    server.restart(kill=True)
     for j in ancestors(trace, i):
-        ask(http, trace[j].prompt, len(trace[j].answer), cached=cached, n_top=0)
-        cached = True
-    return ask(http, trace[i].prompt, len(trace[i].answer), cached=cached)
+        ask(server.http, trace[j].prompt, len(trace[j].answer), n_top=0)
+    return ask(server.http, trace[i].prompt, len(trace[i].answer))
 
 
 def distance(answer: Sequence[int], control: Answer) -> float | None:
@@ -92,13 +93,13 @@ def sampled(trace: Sequence[Played], n: int) -> list[int]:
     return sorted({round(i) for i in np.linspace(0, len(trace) - 1, min(n, len(trace)))})
 
 
-def judge(http: Http, trace: Sequence[Played], n: int) -> Verdict:
-    """Check n answers of a trace against the control server behind ``http``."""
+def judge(server: Server, trace: Sequence[Played], n: int) -> Verdict:
+    """Check n answers of a trace; ``server`` has one slot and is restarted for each."""
     equal = ties = wrong = 0
     worst = 0.0
     chosen = [i for i in sampled(trace, n) if len(trace[i].answer)]
     for i in chosen:
-        far = distance(trace[i].answer.tolist(), uninterrupted(http, trace, i))
+        far = distance(trace[i].answer.tolist(), uninterrupted(server, trace, i))
         if far is None:
             equal += 1
             continue

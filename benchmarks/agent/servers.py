@@ -73,6 +73,7 @@ class Sample:
 
 class Server(Protocol):
     name: str
+    http: Http
 
     def start(self) -> None: ...
     def restart(self, *, kill: bool) -> None: ...

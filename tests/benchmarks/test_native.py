@@ -46,11 +46,11 @@ def test_a_conversation_prefills_what_is_new_and_answers_right(model: Path) -> N
     assert sum(least) <= run.prefilled < 2 * sum(least)
     assert all(s.first_token_ms > 0 and s.total_ms >= s.first_token_ms for s in run.samples)
     assert run.cpu_s > 0 and run.memory[-1]["retained"] <= run.memory[-1]["whole_copies"]
-    alone = Gufo(Setup(model, setup.n_ctx, 1, 1, 0))
+    alone = Gufo(setup)
     try:
         alone.start()
-        verdict = control.judge(alone.http, run.trace, 4)
-        undone = {i: control.uninterrupted(alone.http, run.trace, i) for i in kinds(run, "undo")}
+        verdict = control.judge(alone, run.trace, 4)
+        undone = {i: control.uninterrupted(alone, run.trace, i) for i in kinds(run, "undo")}
     finally:
         alone.stop()
     assert verdict.compared == 4 and verdict.wrong == 0
