@@ -38,7 +38,6 @@ from gufo_gguf.cache.types import (
     Tokens,
 )
 
-
 _N_MISSED = 256
 
 

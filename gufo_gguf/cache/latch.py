@@ -108,6 +108,10 @@ def reserve_parting(self: CacheManager, prompt: PromptView, lookup: Lookup) -> C
     return None
 
 
+def reserve_end(self: CacheManager, slot: int) -> CaptureTicket | None:
+    return None
+
+
 def commit_capture(self: CacheManager, ticket: CaptureTicket) -> bool:
     return False
 

@@ -3,6 +3,7 @@
 One request:   lookup → [reserve_parting → commit_capture] → acquire → [preserved] → ready
                → (extend | reserve_capture → commit_capture)* → release
 Idle time:     plan_spill → preserve_done
+Before a stop: [reserve_end → commit_capture] of each slot
 After any call: take_freed
 
 Owner thread only.  Nothing here calls the backend, does I/O or reads a clock; the engine carries a
@@ -25,7 +26,7 @@ from gufo_gguf.cache.durable import Durable
 from gufo_gguf.cache.events import EventKind, EventLog
 from gufo_gguf.cache.ledger import InvariantBroken
 from gufo_gguf.cache.occupancy import Occupancy
-from gufo_gguf.cache.parting import reserve_parting
+from gufo_gguf.cache.parting import reserve_end, reserve_parting
 from gufo_gguf.cache.preservation import mark_preserved, plan_spill
 from gufo_gguf.cache.report import CacheStats, CheckpointRow, checkpoint_rows, stats
 from gufo_gguf.cache.retention import Rank
@@ -100,6 +101,14 @@ class CacheManager:
         if not self.ram:
             return None
         return reserve_parting(self.tables, self._captures, prompt, lookup)
+
+    @latch.guarded(latch.reserve_end)
+    def reserve_end(self, slot: int) -> CaptureTicket | None:
+        """Reserve a checkpoint of what an idle slot holds, answer included, before the server stops.
+
+        Fill it before any other call, and commit or abandon it.  None: nothing there, or not worth a copy.
+        """
+        return reserve_end(self.tables, self._captures, slot) if self.ram else None
 
     @latch.guarded(latch.acquire)
     def acquire(self, prompt: PromptView, lookup: Lookup) -> Admission | None:

@@ -14,6 +14,10 @@ conversation it takes the place of copies of conversations that other slots hold
 that a slot counts as room for one conversation more; and, if somebody came back to it before, that of
 any last copy.
 
+A server that stops parts from all its slots at once (``reserve_end``).  What it keeps there is for the disk
+and may displace nothing but near-duplicates; beside a stable boundary not even those, since what they hold
+is then as likely to come back.
+
 Rejected: capturing at the end of every answer (a private state per turn, of no use to a conversation
 that goes on in its slot), and in idle time (the same).
 """
@@ -46,6 +50,16 @@ def reserve_parting(t: Tables, captures: Captures, prompt: PromptView, lookup: L
     ticket = captures.reserve(slot, CapturePoint(slot.n_tokens, Origin.PARTING, required=True), at_most)
     if source is not None:
         t.checkpoints.unpin(source)
+    return ticket if isinstance(ticket, CaptureTicket) else None
+
+
+def reserve_end(t: Tables, captures: Captures, index: int) -> CaptureTicket | None:
+    """See ``CacheManager.reserve_end``."""
+    slot = t.slots[index]
+    if not t.limits.parting or not slot.indexed or worth(t, slot) is None:
+        return None
+    at_most = Rank.RETRY if slot.stable else Rank.NEAR_DUPLICATE
+    ticket = captures.reserve(slot, CapturePoint(slot.n_tokens, Origin.FRONTIER, required=True), at_most)
     return ticket if isinstance(ticket, CaptureTicket) else None
 
 

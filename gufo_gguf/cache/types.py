@@ -105,7 +105,7 @@ class Origin(StrEnum):
     GRID = "grid"
     LEARNED = "learned"
     FRONTIER = "frontier"
-    """Asked for by a caller (Python API), at the live frontier."""
+    """The live frontier, because a caller (Python API) asks for it or the server stops."""
     PARTING = "parting"
     """The live frontier of a slot that another conversation takes over."""
 

@@ -162,6 +162,13 @@ class Executor:
         self._collect()
         report.capture_ms += 1e3 * (self._clock() - started)
 
+    def keep_end(self, slot: int) -> None:
+        """Have what an idle slot holds written to disk, the answer included."""
+        ticket = self._manager.reserve_end(slot)
+        if ticket is not None and self._fill(ticket) and self.disk is not None:
+            self.disk.captured(ticket.checkpoint, ticket.point.origin, ticket.lease)
+        self._collect()
+
     def _fill(self, ticket: CaptureTicket) -> bool:
         """Copy the slot's private state, tail and logits; False: there is no such checkpoint."""
         lease, boundary = ticket.lease, ticket.point.boundary

@@ -75,7 +75,7 @@ def restored_from_ram(model: Path) -> Reply:
 # -- restarts ------------------------------------------------------------------------------------
 def test_a_stopped_server_goes_on_where_it_was(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
-    with served(model, "-c", 4096, "--cache-disk", folder) as first:
+    with served(model, "-c", 4096, "--cache-disk", folder, "--without", "parting") as first:
         talk = two_turns(first.http)
         last_stable = max(c["n_tokens"] for c in first.cache()["checkpoints"] if c["origin"] == "prompt")
         log = first.stop()
@@ -94,6 +94,36 @@ def test_a_stopped_server_goes_on_where_it_was(model: Path, tmp_path: Path) -> N
     assert control.source == "ram" and control.cached == third.cached
     assert third.exact == control.exact, "from disk, in another context, it goes on as from RAM"
     assert cold.cached == 0 and distance(third, cold) < rounding(model)  # other pass ends, other rounding
+
+
+def completed(http: httpx.Client, tokens: list[int]) -> dict[str, Any]:
+    """A greedy answer to token ids, with everything about it that must repeat exactly."""
+    body = {"prompt": tokens, "n_predict": 24, "temperature": 0, "ignore_eos": True, "return_tokens": True}
+    answer = http.post("/completion", json={**body, "n_probs": 3})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+@pytest.mark.parametrize("arch", ["qwen4exp", "lfm2", "llama"])
+def test_an_answer_outlives_a_stop(tiny_model: TinyModel, tmp_path: Path, arch: str) -> None:
+    """What was generated need not be read again: the slots' ends are written, and go on as if nothing had been."""
+    model, ids = tiny_model(arch), np.random.default_rng(3).integers(20, 200, (2, 2, 300)).tolist()
+    history: list[list[int]] = []
+    with served(model, "-c", 2048, "-j", 2, "--cache-disk", tmp_path / "cache") as first:
+        for started, _ in ids:
+            history.append(started + completed(first.http, started)["tokens"])
+        assert "Traceback" not in first.stop()
+    with served(model, "-c", 2048, "-j", 2, "--cache-disk", tmp_path / "cache") as second:
+        again = [completed(second.http, before + new) for before, (_, new) in zip(history, ids, strict=True)]
+        assert second.http.get("/v1/cache/check").json()["problems"] == []
+    with served(model, "-c", 2048, "-j", 2) as uninterrupted:
+        assert [started + completed(uninterrupted.http, started)["tokens"] for started, _ in ids] == history
+        straight = [completed(uninterrupted.http, before + new) for before, (_, new) in zip(history, ids, strict=True)]
+    for restored, live, before in zip(again, straight, history, strict=True):
+        assert restored["gufo"]["reuse_source"] == "disk" and live["gufo"]["reuse_source"] == "live"
+        assert restored["timings"]["cache_n"] == live["timings"]["cache_n"] == len(before) - 1
+        assert restored["completion_probabilities"] == live["completion_probabilities"]
 
 
 def test_a_killed_server_keeps_what_it_said_was_written(model: Path, tmp_path: Path) -> None:
