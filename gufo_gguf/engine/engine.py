@@ -368,8 +368,7 @@ class Engine:
 
     def _queue_newest(self) -> None:
         assert self._disk is not None
-        for slot in range(self.info.n_slots):
-            self._executor.keep_end(slot)
+        self._executor.keep_ends()
         while self._executor.prepare_write(1 << 20) or self._disk.holds_back:
             self._disk.want_newest()
 

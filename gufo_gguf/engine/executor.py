@@ -162,11 +162,12 @@ class Executor:
         self._collect()
         report.capture_ms += 1e3 * (self._clock() - started)
 
-    def keep_end(self, slot: int) -> None:
-        """Have what an idle slot holds written to disk, the answer included."""
-        ticket = self._manager.reserve_end(slot)
-        if ticket is not None and self._fill(ticket) and self.disk is not None:
-            self.disk.captured(ticket.checkpoint, ticket.point.origin, ticket.lease)
+    def keep_ends(self) -> None:
+        """Before a stop: have what idle slots hold written to disk, answers included."""
+        for slot in range(len(self._manager.tables.slots)):
+            ticket = self._manager.reserve_end(slot)
+            if ticket is not None and self._fill(ticket) and self.disk is not None:
+                self.disk.captured(ticket.checkpoint, ticket.point.origin, ticket.lease)
         self._collect()
 
     def _fill(self, ticket: CaptureTicket) -> bool:

@@ -118,6 +118,7 @@ class SimulatedDisk:
         """``stop`` drains as SIGTERM does, ``kill`` is SIGKILL, ``power`` loses what was not synced."""
         assert self.tier is not None
         if how == "stop":
+            executor.keep_ends()
             while executor.prepare_write(1 << 20) or self.tier.holds_back:
                 self.tier.want_newest()
             self.tier.close(self.rng.choice([0.0, 20.0, 10_000.0]))
