@@ -18,7 +18,7 @@ from typing import Any
 
 from gufo_gguf.backend import cabi
 from gufo_gguf.backend.message_parser import MessageParser
-from gufo_gguf.backend.stable import StableSearch, Tokenize
+from gufo_gguf.backend.stable import StableSearch, Tokenize, short_way_holds
 from gufo_gguf.cache.types import Tokens
 from gufo_gguf.core.errors import RequestError
 from gufo_gguf.engine.types import SamplingParams
@@ -209,6 +209,10 @@ class ChatFormat:
         except RequestError:
             return False
 
+    @cached_property
+    def _short_way_holds(self) -> bool:
+        return short_way_holds(self.history, self.render, ChatInput(messages=[], tools=_EVERYTHING.tools))
+
     def _printed(self, chat: ChatInput) -> str:
         request = self._request(chat, "none", chat.tools, add_generation_prompt=False)
         return str(self._call({**request, "prompt_only": True})["prompt"])
@@ -256,7 +260,9 @@ class ChatFormat:
         At most two, ascending, each in [1, len(prompt_tokens)]; see stable.py.  Costs one more
         rendering.
         """
-        return StableSearch(self.history, tokenize).boundaries(chat, rendered, prompt_tokens)
+        return StableSearch(self.history, tokenize, lambda: self._short_way_holds).boundaries(
+            chat, rendered, prompt_tokens
+        )
 
     def parser(self, rendered: Rendered) -> MessageParser:
         """A parser for the answer to a rendered prompt; the caller closes it."""

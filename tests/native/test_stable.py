@@ -154,7 +154,7 @@ def test_only_the_end_is_tokenized_anew(own: ChatFormat, tokenize: Tokenizer) ->
         seen.append(len(text))
         return tokenize(text)
 
-    found = StableSearch(own.history, counting).boundaries(conversation, rendered, tokens)
+    found = StableSearch(own.history, counting, lambda: True).boundaries(conversation, rendered, tokens)
     assert found == by_definition(own, conversation, tokens, tokenize)
     assert sum(seen) < len(rendered.prompt) / 20
 
@@ -180,7 +180,7 @@ def test_only_recent_messages_are_rendered_again(own: ChatFormat, tokenize: Toke
         seen.append(len(chat.messages))
         return own.history(chat)
 
-    found = StableSearch(counting, tokenize).boundaries(ChatInput(messages=turns), rendered, tokens)
+    found = StableSearch(counting, tokenize, lambda: True).boundaries(ChatInput(messages=turns), rendered, tokens)
     assert found == by_definition(own, ChatInput(messages=turns), tokens, tokenize)
     assert sum(seen) <= 4
 
@@ -207,26 +207,29 @@ def test_what_the_recent_messages_do_not_say_is_rendered_whole(
     assert found == by_definition(chat, conversation, tokens, tokenize)
 
 
-USER, ASSISTANT, TOOL = {"role": "user"}, {"role": "assistant"}, {"role": "tool"}
+SYSTEM, USER, ASSISTANT, TOOL = ({"role": role} for role in ("system", "user", "assistant", "tool"))
 
 
 @pytest.mark.parametrize(
     ("messages", "kept"),
     [
         ([], []),
-        ([USER], [0]),
-        ([USER, ASSISTANT, USER], [2]),
-        ([ASSISTANT], [0]),
-        ([USER, ASSISTANT, USER, ASSISTANT, TOOL, ASSISTANT, TOOL, TOOL], [2, 5, 6, 7]),
-        ([USER, ASSISTANT | {"reasoning_content": "r"}, USER, ASSISTANT, TOOL, ASSISTANT, TOOL], [2, 5, 6]),
-        ([USER, ASSISTANT | {"reasoning_content": "r"}, TOOL, ASSISTANT, TOOL], [0, 1, 2, 3, 4]),
-        ([USER, ASSISTANT | {"content": "r</think>"}, TOOL, ASSISTANT, TOOL], [0, 1, 2, 3, 4]),
-        ([USER, ASSISTANT, TOOL | {"content": "</think>"}, ASSISTANT, TOOL], [0, 3, 4]),
+        ([USER], []),
+        ([SYSTEM, USER], []),
+        ([USER, ASSISTANT, USER], [[2]]),
+        ([SYSTEM, {"role": "developer"}, USER, ASSISTANT, USER], [[0, 1, 4]]),
+        ([ASSISTANT], []),
+        ([USER, ASSISTANT, USER, ASSISTANT, TOOL, ASSISTANT, TOOL, TOOL], [[2, 5, 6, 7], [2, 3, 4, 5, 6, 7]]),
+        ([USER, ASSISTANT, TOOL, ASSISTANT, TOOL], [[0, 3, 4]]),
+        ([USER, ASSISTANT | {"reasoning_content": "r"}, USER, ASSISTANT, TOOL], [[2, 3, 4]]),
+        ([USER, USER, ASSISTANT | {"reasoning_content": "r"}, TOOL, ASSISTANT, TOOL], [[1, 2, 3, 4, 5]]),
+        ([USER, USER, ASSISTANT | {"content": "r</think>"}, TOOL, ASSISTANT, TOOL], [[1, 2, 3, 4, 5]]),
+        ([USER, ASSISTANT, TOOL | {"content": "</think>"}, ASSISTANT, TOOL], [[0, 3, 4]]),
     ],
 )
-def test_recent_messages(messages: list[dict[str, Any]], kept: list[int]) -> None:
+def test_recent_messages(messages: list[dict[str, Any]], kept: list[list[int]]) -> None:
     numbered = [m | {"at": i} for i, m in enumerate(messages)]
-    assert [m["at"] for m in recent_messages(numbered, ["</think>"])] == kept
+    assert [[m["at"] for m in short] for short in recent_messages(numbered, ["</think>"])] == kept
 
 
 CONTENT = st.lists(
