@@ -18,7 +18,7 @@ from typing import Any
 
 from gufo_gguf.backend import cabi
 from gufo_gguf.backend.message_parser import MessageParser
-from gufo_gguf.backend.stable import StableSearch, Tokenize, short_way_holds
+from gufo_gguf.backend.stable import USUAL_TOOLS, StableSearch, Tokenize, short_way_holds, usual_talks
 from gufo_gguf.cache.types import Tokens
 from gufo_gguf.core.errors import RequestError
 from gufo_gguf.engine.types import SamplingParams
@@ -140,32 +140,6 @@ def _native_message(message: Message, *, object_arguments: bool) -> dict[str, An
     return out
 
 
-_EVERYTHING = ChatInput(
-    messages=[
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Read a."},
-        {
-            "role": "assistant",
-            "content": "I read.",
-            "reasoning_content": "It asks for a.",
-            "tool_calls": [{"id": "call_1", "function": {"name": "read", "arguments": '{"path": "a"}'}}],
-        },
-        {"role": "tool", "tool_call_id": "call_1", "content": "text"},
-        {"role": "assistant", "content": "It says text.", "reasoning_content": "Only text."},
-        {"role": "user", "content": "Again."},
-        {
-            "role": "assistant",
-            "content": "I read.",
-            "reasoning_content": "Once more.",
-            "tool_calls": [{"id": "call_2", "function": {"name": "read", "arguments": '{"path": "a"}'}}],
-        },
-        {"role": "tool", "tool_call_id": "call_2", "content": "text"},
-    ],
-    tools=[{"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}],
-)
-"""A conversation with everything that a format may adapt."""
-
-
 class ChatFormat:
     """The chat templates of a model, or the one given instead.  ``close()`` is idempotent."""
 
@@ -204,14 +178,15 @@ class ChatFormat:
     @cached_property
     def _prints_all(self) -> bool:
         """Whether the template's own text is the prompt: some formats' messages are adapted by llama.cpp first."""
+        everything = ChatInput(messages=usual_talks()[-1], tools=USUAL_TOOLS)
         try:
-            return self._printed(_EVERYTHING) == self.render(_EVERYTHING, add_generation_prompt=False).prompt
+            return self._printed(everything) == self.render(everything, add_generation_prompt=False).prompt
         except RequestError:
             return False
 
     @cached_property
     def _short_way_holds(self) -> bool:
-        return short_way_holds(self.history, self.render, ChatInput(messages=[], tools=_EVERYTHING.tools))
+        return short_way_holds(self.history, self.render, ChatInput(messages=[], tools=USUAL_TOOLS))
 
     def _printed(self, chat: ChatInput) -> str:
         request = self._request(chat, "none", chat.tools, add_generation_prompt=False)

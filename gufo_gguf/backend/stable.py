@@ -56,6 +56,7 @@ class Tokenize(Protocol):
 
 PROBE_ANSWER = {"role": "assistant", "content": "Sure."}
 PROBE_QUESTION = {"role": "user", "content": "Next."}
+USUAL_TOOLS = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}]
 _MARKER = re.compile(r"<[^<>\n]{1,48}>|\[[^\[\]\n]{1,48}\]")
 _WITHIN_MARKER = re.compile(r"[<\[][^<>\[\]\s]*$")
 _WINDOW_CHARS = 4096
@@ -161,7 +162,10 @@ def _text_or_none(text: Callable[[ChatInput], str], chat: ChatInput) -> str | No
 
 
 def usual_talks() -> list[list[Message]]:
-    """Conversations with and without reasoning, ending with a question or in a tool loop after several turns."""
+    """Conversations of the usual kinds, ending with a question or in a tool loop after several turns.
+
+    Without reasoning first, then with it; the last one has everything that a format may print its own way.
+    """
 
     def answer(text: str, thinks: bool, *calls: int) -> list[Message]:
         message: dict[str, Any] = {"role": "assistant", "content": text}
