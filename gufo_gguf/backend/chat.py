@@ -178,11 +178,13 @@ class ChatFormat:
     @cached_property
     def _prints_all(self) -> bool:
         """Whether the template's own text is the prompt: some formats' messages are adapted by llama.cpp first."""
-        everything = ChatInput(messages=usual_talks()[-1], tools=USUAL_TOOLS)
-        try:
-            return self._printed(everything) == self.render(everything, add_generation_prompt=False).prompt
-        except RequestError:
-            return False
+        for talk in reversed(usual_talks()):
+            chat = ChatInput(messages=talk, tools=USUAL_TOOLS)
+            try:
+                return self._printed(chat) == self.render(chat, add_generation_prompt=False).prompt
+            except RequestError:
+                continue
+        return False
 
     @cached_property
     def _short_way_holds(self) -> bool:

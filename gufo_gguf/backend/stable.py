@@ -164,7 +164,7 @@ def _text_or_none(text: Callable[[ChatInput], str], chat: ChatInput) -> str | No
 def usual_talks() -> list[list[Message]]:
     """Conversations of the usual kinds, ending with a question or in a tool loop after several turns.
 
-    Without reasoning first, then with it; the last one has everything that a format may print its own way.
+    The later, the more there is that a format may print its own way, or refuse.
     """
 
     def answer(text: str, thinks: bool, *calls: int) -> list[Message]:
@@ -181,7 +181,7 @@ def usual_talks() -> list[list[Message]]:
     for thinks in (False, True):
         start: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "First."}]
         for first_calls in ((), (1, 2)):
-            for loop in ((), ((3, 4),), ((3,), (4, 5))):
+            for loop in ((), ((3,),), ((3,), (4, 5))):
                 talk = [*start, *(answer("I read.", thinks, *first_calls) if first_calls else [])]
                 talk += [*answer("One.", thinks), {"role": "user", "content": "Second."}]
                 for calls in loop:
