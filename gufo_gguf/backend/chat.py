@@ -18,7 +18,7 @@ from typing import Any
 
 from gufo_gguf.backend import cabi
 from gufo_gguf.backend.message_parser import MessageParser
-from gufo_gguf.backend.stable import USUAL_TOOLS, StableSearch, Tokenize, short_way_holds, usual_talks
+from gufo_gguf.backend.stable import StableSearch, Tokenize
 from gufo_gguf.cache.types import Tokens
 from gufo_gguf.core.errors import RequestError
 from gufo_gguf.engine.types import SamplingParams
@@ -140,6 +140,31 @@ def _native_message(message: Message, *, object_arguments: bool) -> dict[str, An
     return out
 
 
+_TOOLS = ({"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}},)
+
+
+def _usual_talks() -> list[list[Message]]:
+    """Conversations with what a format may print its own way: calls, results, reasoning, text beside calls."""
+
+    def answer(text: str, thinks: bool, *calls: int) -> list[Message]:
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if thinks:
+            message["reasoning_content"] = f"Why {text}\n"
+        idents = [f"call{call:05}" for call in calls]  # nine characters, which some templates insist on
+        function = {"name": "read", "arguments": '{"path": "a"}'}
+        if calls:
+            message["tool_calls"] = [{"id": ident, "type": "function", "function": function} for ident in idents]
+        return [message, *({"role": "tool", "tool_call_id": ident, "content": f"Found {ident}.\n"} for ident in idents)]
+
+    talks: list[list[Message]] = []
+    start: list[Message] = [{"role": "system", "content": "Be brief.\n"}, {"role": "user", "content": " First. "}]
+    for thinks in (False, True):
+        loop = [*answer("I read. ", thinks, 1), *answer("", thinks, 2)]
+        past = [*answer("One.\n", thinks), {"role": "user", "content": "Second."}]
+        talks += [[*start, *loop], [*start, *past, *loop, *answer("", thinks, 3, 4)]]
+    return talks
+
+
 class ChatFormat:
     """The chat templates of a model, or the one given instead.  ``close()`` is idempotent."""
 
@@ -177,18 +202,16 @@ class ChatFormat:
 
     @cached_property
     def _prints_all(self) -> bool:
-        """Whether the template's own text is the prompt: some formats' messages are adapted by llama.cpp first."""
-        for talk in reversed(usual_talks()):
-            chat = ChatInput(messages=talk, tools=USUAL_TOOLS)
-            try:
-                return self._printed(chat) == self.render(chat, add_generation_prompt=False).prompt
-            except RequestError:
-                continue
-        return False
-
-    @cached_property
-    def _short_way_holds(self) -> bool:
-        return short_way_holds(self.history, self.render, ChatInput(messages=[], tools=USUAL_TOOLS))
+        """Is the template's own text the prompt?  llama.cpp adapts the messages of some formats first."""
+        equal: list[bool] = []
+        for messages in _usual_talks():
+            for tools in (_TOOLS, ()):
+                chat = ChatInput(messages=messages, tools=tools)
+                try:
+                    equal.append(self._printed(chat) == self.render(chat, add_generation_prompt=False).prompt)
+                except RequestError:
+                    continue
+        return bool(equal) and all(equal)
 
     def _printed(self, chat: ChatInput) -> str:
         request = self._request(chat, "none", chat.tools, add_generation_prompt=False)
@@ -237,9 +260,7 @@ class ChatFormat:
         At most two, ascending, each in [1, len(prompt_tokens)]; see stable.py.  Costs one more
         rendering.
         """
-        return StableSearch(self.history, tokenize, lambda: self._short_way_holds).boundaries(
-            chat, rendered, prompt_tokens
-        )
+        return StableSearch(self.history, tokenize).boundaries(chat, rendered, prompt_tokens)
 
     def parser(self, rendered: Rendered) -> MessageParser:
         """A parser for the answer to a rendered prompt; the caller closes it."""

@@ -180,8 +180,8 @@ GUFO_API void gufo_string_free(char * text);  // every char ** result of this he
 // format, parser, grammar, grammar_lazy, grammar_triggers, preserved_tokens, additional_stops,
 // supports_thinking, thinking_start_tag, thinking_end_tags, ...}.  `now` (unix seconds) is the date
 // that templates print.  GUFO_E_INVALID: the request or the template refuses; "<field>: <reason>".
-// `prompt_only` gives {prompt} as the template alone prints it: no grammar and parser are made, and messages are
-// not adapted to the few formats that llama.cpp knows by name.
+// `prompt_only` gives {prompt} as the template alone prints it: run once, no grammar and no parser, and messages
+// not adapted to the few formats that llama.cpp knows by name (printed.h).
 // Render changes nothing in the handle and may run in any thread.
 typedef struct gufo_chat gufo_chat;
 

@@ -12,6 +12,7 @@
 #include "gufo.h"
 #include "json_util.h"
 #include "llama.h"
+#include "printed.h"
 #include "quiet.h"
 #include "template_clock.h"
 
@@ -21,6 +22,7 @@ using gufo::read;
 
 struct gufo_chat {
     common_chat_templates_ptr templates;
+    std::optional<gufo::printer> printer;
 };
 
 namespace {
@@ -163,6 +165,9 @@ gufo_chat * gufo_chat_new(const void * model, const char * template_override) {
         } catch (const std::exception &) {
             throw gufo_failure(GUFO_E_INVALID, "chat_template: " + parse_failure(llama, source));
         }
+        const common_chat_templates * all = chat->templates.get();
+        chat->printer.emplace(common_chat_templates_source(all), common_chat_templates_source(all, "tool_use"),
+                              llama ? llama_model_get_vocab(llama) : nullptr);
         return chat.release();
     });
 }
@@ -209,28 +214,26 @@ int gufo_chat_render(const gufo_chat * chat, const char * request_json, char ** 
             now = j.at("now").get<int64_t>();
         }
         read_variables(j, now, in);
-        read(j, "prompt_only", in.force_pure_content);
+        bool prompt_only = false;
+        read(j, "prompt_only", prompt_only);
 
         std::optional<gufo::pinned_clock> clock;
         if (now) {
             clock.emplace(*now);
         }
-        common_chat_params params;
+        json result = json::object();
         try {
-            params = common_chat_templates_apply(chat->templates.get(), in);
+            if (prompt_only) {
+                result["prompt"] = chat->printer->print(in);
+            } else {
+                result = rendered(common_chat_templates_apply(chat->templates.get(), in));
+                result["is_continuation"] = in.continue_final_message != COMMON_CHAT_CONTINUATION_NONE;
+            }
         } catch (const std::bad_alloc &) {
             throw;
         } catch (const std::exception & e) {
             throw gufo_failure(GUFO_E_INVALID, "messages: " + template_message(e.what()));
         }
-        if (in.force_pure_content) {
-            json only = json::object();
-            only["prompt"] = params.prompt;
-            gufo::give_string(only.dump_safe(), out);
-            return int(GUFO_OK);
-        }
-        json result = rendered(params);
-        result["is_continuation"] = in.continue_final_message != COMMON_CHAT_CONTINUATION_NONE;
         gufo::give_string(result.dump_safe(), out);
         return int(GUFO_OK);
     });

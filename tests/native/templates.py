@@ -55,6 +55,32 @@ TAGGED_CALLS = """\
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
 """
 
+# Every answer after the last question shows where it thought, even if it did not; and text beside a call is shown
+# only there.  Both go once a new user turn comes, from the loop's start.
+EMPTY_THOUGHTS = """\
+{%- set ns = namespace(last=-1) -%}
+{%- for m in messages -%}{%- if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
+{%- for m in messages -%}
+{{ '<|im_start|>' + m.role + '\n' }}
+{%- if m.role == 'assistant' and loop.index0 > ns.last -%}
+{{ '<think>\n' + (m.reasoning_content or '') + '\n</think>\n\n' }}
+{%- endif -%}
+{%- if not m.tool_calls or loop.index0 > ns.last -%}{{ m.content or '' }}{%- endif -%}
+{{ '<|im_end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n<think>\n' }}{%- endif -%}
+"""
+BESIDE_CALLS = """\
+{%- set ns = namespace(last=-1) -%}
+{%- for m in messages -%}{%- if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
+{%- for m in messages -%}
+{{ '<|im_start|>' + m.role + '\n' }}
+{%- if not m.tool_calls or loop.index0 > ns.last -%}{{ m.content or '' }}{%- endif -%}
+{{ '<|im_end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
+"""
+
 # Channels: llama.cpp knows the format by its marker and hands the reasoning over as ``thinking``.
 CHANNELS = """\
 {%- for m in messages -%}

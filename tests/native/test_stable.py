@@ -13,11 +13,19 @@ from hypothesis import strategies as st
 
 from gufo_gguf.backend.chat import ChatFormat, ChatInput, Rendered
 from gufo_gguf.backend.llama import LlamaBackend
-from gufo_gguf.backend.stable import PROBE_ANSWER, PROBE_QUESTION, StableSearch, common_prefix, recent_messages
+from gufo_gguf.backend.stable import PROBE_ANSWER, PROBE_QUESTION, StableSearch, common_prefix
 from gufo_gguf.cache.types import Tokens
 from gufo_gguf.core.errors import RequestError
 from gufo_gguf.engine.types import as_tokens
-from tests.native.templates import CHANNELS, ENDS_WITH_MARKER, FORGETS_REASONING, ONE_TURN, PLAIN
+from tests.native.templates import (
+    BESIDE_CALLS,
+    CHANNELS,
+    EMPTY_THOUGHTS,
+    ENDS_WITH_MARKER,
+    FORGETS_REASONING,
+    ONE_TURN,
+    PLAIN,
+)
 
 pytestmark = pytest.mark.native
 
@@ -34,6 +42,8 @@ TOOL_LOOP = ChatInput(
         {"role": "tool", "tool_call_id": "1", "content": "data"},
     ]
 )
+
+USER_ASKS = {"role": "user", "content": "And then?"}
 
 Tokenizer = Callable[[str], Tokens]
 
@@ -154,7 +164,7 @@ def test_only_the_end_is_tokenized_anew(own: ChatFormat, tokenize: Tokenizer) ->
         seen.append(len(text))
         return tokenize(text)
 
-    found = StableSearch(own.history, counting, lambda: True).boundaries(conversation, rendered, tokens)
+    found = StableSearch(own.history, counting).boundaries(conversation, rendered, tokens)
     assert found == by_definition(own, conversation, tokens, tokenize)
     assert sum(seen) < len(rendered.prompt) / 20
 
@@ -170,21 +180,6 @@ def test_no_grammar_is_made_for_an_answer_that_nobody_gives(
     assert own.stable_boundaries(ASK, rendered, tokens, tokenize) == expected
 
 
-def test_only_recent_messages_are_rendered_again(own: ChatFormat, tokenize: Tokenizer) -> None:
-    turns = [{"role": "user" if i % 2 == 0 else "assistant", "content": f"turn {i} " * 40} for i in range(31)]
-    rendered = own.render(ChatInput(messages=turns))
-    tokens = tokenize(rendered.prompt)
-    seen: list[int] = []
-
-    def counting(chat: ChatInput) -> str:
-        seen.append(len(chat.messages))
-        return own.history(chat)
-
-    found = StableSearch(counting, tokenize, lambda: True).boundaries(ChatInput(messages=turns), rendered, tokens)
-    assert found == by_definition(own, ChatInput(messages=turns), tokens, tokenize)
-    assert sum(seen) <= 4
-
-
 def test_messages_that_llama_cpp_adapts_first(of: Callable[[str], ChatFormat], tokenize: Tokenizer) -> None:
     chat = of(CHANNELS)
     rendered = chat.render(TOOL_LOOP)
@@ -196,40 +191,21 @@ def test_messages_that_llama_cpp_adapts_first(of: Callable[[str], ChatFormat], t
     assert found[-1] == len(tokens), "all of it comes back"
 
 
-def test_what_the_recent_messages_do_not_say_is_rendered_whole(
-    of: Callable[[str], ChatFormat], tokenize: Tokenizer
+@pytest.mark.parametrize("source", [EMPTY_THOUGHTS, BESIDE_CALLS])
+@pytest.mark.parametrize("said", [("", "", ""), ("I read.", "", ""), ("", "", "I read.")])
+@pytest.mark.parametrize("past", [0, 1])
+def test_a_long_loop_that_changes_from_its_start(
+    of: Callable[[str], ChatFormat], tokenize: Tokenizer, source: str, said: tuple[str, ...], past: int
 ) -> None:
-    chat = of("{% for m in messages %}{{ loop.index ~ m.role ~ m.content }}{% endfor %}")
-    conversation = ChatInput(messages=[*ASK.messages, {"role": "assistant", "content": "x"}, *ASK.messages[1:]])
+    chat = of(source)
+    steps = loop_of([(text, "", f"result {i}") for i, text in enumerate(said)])
+    conversation = ChatInput(
+        messages=[*ASK.messages, *([{"role": "assistant", "content": "x"}, USER_ASKS] * past), *steps]
+    )
     rendered = chat.render(conversation)
     tokens = tokenize(rendered.prompt)
     found = chat.stable_boundaries(conversation, rendered, tokens, tokenize)
     assert found == by_definition(chat, conversation, tokens, tokenize)
-
-
-SYSTEM, USER, ASSISTANT, TOOL = ({"role": role} for role in ("system", "user", "assistant", "tool"))
-
-
-@pytest.mark.parametrize(
-    ("messages", "kept"),
-    [
-        ([], []),
-        ([USER], []),
-        ([SYSTEM, USER], []),
-        ([USER, ASSISTANT, USER], [[2]]),
-        ([SYSTEM, {"role": "developer"}, USER, ASSISTANT, USER], [[0, 1, 4]]),
-        ([ASSISTANT], []),
-        ([USER, ASSISTANT, USER, ASSISTANT, TOOL, ASSISTANT, TOOL, TOOL], [[2, 5, 6, 7], [2, 3, 4, 5, 6, 7]]),
-        ([USER, ASSISTANT, TOOL, ASSISTANT, TOOL], [[0, 3, 4]]),
-        ([USER, ASSISTANT | {"reasoning_content": "r"}, USER, ASSISTANT, TOOL], [[2, 3, 4]]),
-        ([USER, USER, ASSISTANT | {"reasoning_content": "r"}, TOOL, ASSISTANT, TOOL], [[1, 2, 3, 4, 5]]),
-        ([USER, USER, ASSISTANT | {"content": "r</think>"}, TOOL, ASSISTANT, TOOL], [[1, 2, 3, 4, 5]]),
-        ([USER, ASSISTANT, TOOL | {"content": "</think>"}, ASSISTANT, TOOL], [[0, 3, 4]]),
-    ],
-)
-def test_recent_messages(messages: list[dict[str, Any]], kept: list[list[int]]) -> None:
-    numbered = [m | {"at": i} for i, m in enumerate(messages)]
-    assert [[m["at"] for m in short] for short in recent_messages(numbered, ["</think>"])] == kept
 
 
 CONTENT = st.lists(
@@ -260,8 +236,8 @@ def loop_of(steps: Loop) -> list[dict[str, Any]]:
 @given(
     turns=st.lists(st.tuples(CONTENT, st.lists(st.tuples(CONTENT, CONTENT, CONTENT), max_size=3), CONTENT), max_size=3),
     question=CONTENT,
-    loop=st.lists(st.tuples(CONTENT, CONTENT, CONTENT), max_size=3),
-    source=st.sampled_from(["own", PLAIN, FORGETS_REASONING, CHANNELS]),
+    loop=st.lists(st.tuples(CONTENT, CONTENT | st.just(""), CONTENT), max_size=4),
+    source=st.sampled_from(["own", PLAIN, FORGETS_REASONING, CHANNELS, EMPTY_THOUGHTS, BESIDE_CALLS]),
 )
 def test_the_short_way_agrees_with_the_definition(
     own: ChatFormat,
