@@ -33,6 +33,7 @@ from gufo_gguf.cli.flags import (
     with_model,
 )
 from gufo_gguf.cli.sizes import count, show_bytes
+from gufo_gguf.core.errors import ConfigError
 from gufo_gguf.engine.ablation import Ablation
 from gufo_gguf.engine.flags import engine_options
 from gufo_gguf.engine.types import SamplingParams
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 _HTTP = "HTTP"
 _DEFAULT = SamplingParams()
+_REASONING_FORMATS = ("auto", "none", "deepseek", "deepseek-legacy")
 
 
 def _set_up_logging(verbose: bool) -> None:
@@ -95,7 +97,7 @@ def serve(
     min_p: MinP = _DEFAULT.min_p,
     n_predict: NPredict = -1,
     reasoning_format: Annotated[
-        str, option("--reasoning-format", help="auto, none, deepseek.", panel=SAMPLING)
+        str, option("--reasoning-format", help="auto, none, deepseek, deepseek-legacy.", panel=SAMPLING)
     ] = "auto",
     reasoning: Reasoning = "auto",
     verbose: Annotated[bool, option("--verbose", "-v", help="Log more.", panel=_HTTP)] = False,
@@ -103,6 +105,8 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: OpenAI's, Anthropic's and llama-server's APIs."""
     _set_up_logging(verbose)
+    if reasoning_format not in _REASONING_FORMATS:
+        raise ConfigError(f"--reasoning-format {reasoning_format}: must be one of {', '.join(_REASONING_FORMATS)}")
     settings = ServerSettings(
         host=host,
         port=port,

@@ -88,6 +88,11 @@ def test_files_that_are_no_models(tmp_path: Path, tiny_model: TinyModel) -> None
     assert_one_clear_line(gufo("serve", cut, "--port", 0), "cut.gguf")
 
 
+def test_words_that_requests_would_be_refused_for_are_refused_at_the_start() -> None:
+    assert_one_clear_line(gufo("serve", "m.gguf", "--port", 0, "--reasoning-format", "maybe"), "--reasoning-format")
+    assert_one_clear_line(gufo("serve", "m.gguf", "--port", 0, "--reasoning", "maybe"), "--reasoning")
+
+
 def test_context_beyond_counting_is_one_line() -> None:
     assert_one_clear_line(gufo("serve", "m.gguf", "--port", 0, "-c", 2_000_000_000, "-j", 64), "--ctx-size")
 
