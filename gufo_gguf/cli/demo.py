@@ -57,7 +57,7 @@ def demo(
     from rich.live import Live
 
     path = model_path(model)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, _leave)
     console = Console()
     rows: list[Row] = []
@@ -76,10 +76,30 @@ def demo(
     console.print(summary(rows), soft_wrap=True)
 
 
+_waiting: list[int] | None = None
+"""Signals that came while one has to wait; None: they act at once."""
+
+
 def _leave(number: int, frame: object) -> None:
     """A signal as an exception: servers are stopped and the folder is removed on the way out."""
     signal.signal(number, signal.SIG_IGN)  # a second one must not interrupt that
-    raise SystemExit(128 + number)
+    if _waiting is not None:
+        _waiting.append(number)
+        return
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """For steps that must not be left half done: a process that was started must be known to who ends it."""
+    global _waiting
+    _waiting = came = []
+    try:
+        yield
+    finally:
+        _waiting = None
+    for number in came:
+        _leave(number, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +120,15 @@ class Row:
 class Server:
     """A ``gufo serve`` in a process of its own."""
 
+    _child: subprocess.Popen[str] | None = None
+
     def __init__(self, model: Path, log: Path, *flags: object) -> None:
         command = [sys.executable, "-m", "gufo_gguf.cli.main", "serve", str(model), "--port", "0", *map(str, flags)]
         command += ["--config", os.devnull]  # the session is the same whatever file lies here
         self._log = log
-        with log.open("ab") as err:
-            self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True)
         try:
+            with _signals_wait(), log.open("ab") as err:
+                self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True)
             where = self._address()
         except BaseException:  # nobody else knows of the process yet
             self.stop()
@@ -114,13 +136,14 @@ class Server:
         if where is not None:
             self.client = Client(where)
             return
+        assert self._child is not None
         self._child.wait()
         said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         raise GufoError(f"the server did not start: {said[-1] if said else 'it said nothing'}")
 
     def _address(self) -> str | None:
         """What the server says once it listens; None when it ended instead."""
-        assert self._child.stdout is not None
+        assert self._child is not None and self._child.stdout is not None
         for line in self._child.stdout:
             at = line.find("http://")
             if at >= 0:
@@ -129,6 +152,8 @@ class Server:
 
     def stop(self) -> None:
         """SIGTERM, as a service manager would; idempotent."""
+        if self._child is None:
+            return
         if self._child.poll() is None:
             os.kill(self._child.pid, signal.SIGTERM)
             try:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
@@ -113,9 +114,9 @@ def test_a_server_that_cannot_start_is_one_error(tmp_path: Path) -> None:
 
 @pytest.mark.native
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-@pytest.mark.parametrize("after", ["starting", "1 "])
+@pytest.mark.parametrize("after", ["starting", "forked", "1 "])
 def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, after: str) -> None:
-    """Told to end while a server loads, and while the session runs."""
+    """Told to end while a server loads, as soon as its process exists, and while the session runs."""
     command = [sys.executable, "-m", "gufo_gguf.cli.main", "demo", "--no-baseline", "--threads", "1"]
     child = subprocess.Popen(
         command,
@@ -127,8 +128,11 @@ def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, 
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     assert child.stderr is not None
+    if after == "forked":
+        while not psutil.Process(child.pid).children():
+            time.sleep(0.0005)
     for line in child.stderr:
-        if line.strip().startswith(after.strip()):
+        if after == "forked" or line.strip().startswith(after.strip()):
             break
     started = psutil.Process(child.pid).children(recursive=True)
     child.send_signal(number)
