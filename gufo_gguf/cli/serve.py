@@ -67,7 +67,7 @@ def _summary(engine: Engine) -> str:
     if not status["enabled"]:
         return f"{model}; nothing is cached" + (f" ({info.uncacheable})" if info.uncacheable else "")
     disk = status["disk"]
-    on_disk = f" and {show_bytes(disk['budget_bytes'])} of disk" if disk else ""
+    on_disk = f" and {show_bytes(disk['budget_bytes'])} of disk" if disk else ", nothing outlives a stop (--cache-disk)"
     return f"{model}; the cache may take {show_bytes(engine.ram_bytes)} of RAM{on_disk}"
 
 

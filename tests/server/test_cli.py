@@ -162,7 +162,10 @@ def test_address_is_printed_last_and_a_signal_ends_it(process: Process, number: 
     process.signal(number)
     assert process.wait() == 0
     assert process.out[-1].strip().endswith(process.url)
-    assert re.fullmatch(r"tiny: \d sessions? of 2,048 tokens; the cache may take .* of RAM", process.out[-2].strip())
+    sizes = (
+        r"tiny: \d sessions? of 2,048 tokens; the cache may take .* of RAM, nothing outlives a stop \(--cache-disk\)"
+    )
+    assert re.fullmatch(sizes, process.out[-2].strip())
     logs = "".join(process.err)
     assert "Traceback" not in logs
     assert "narwhal" not in logs and "walrus" not in logs

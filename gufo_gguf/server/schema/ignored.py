@@ -19,6 +19,7 @@ BOOKKEEPING = frozenset(
         "prompt_cache_options",
         "model",
         "request_id",
+        "rid",
         "trace",
         "tags",
         "session_id",
@@ -48,12 +49,18 @@ ROUTING = frozenset(
         "anthropic_version",
         "anthropic_beta",
         "speed",
+        "priority",
+        "vllm_xargs",
+        "custom_params",
     }
 )
 """Choices between hosted models; here there is one."""
 
 CACHE_HINTS = frozenset(
-    {"cache_control", "context_management", "id_slot", "slot_id", "n_cache_reuse", "n_keep", "n_discard"}
+    {
+        *("cache_control", "context_management", "id_slot", "slot_id", "n_cache_reuse", "n_keep", "n_discard"),
+        *("cache_salt", "kv_transfer_params", "data_parallel_rank"),
+    }
 )
 """How other servers are told to cache; here it is found by comparing tokens."""
 
@@ -82,6 +89,10 @@ OUTPUT_HINTS = frozenset(
         "guided_decoding_backend",
         "stream_interval",
         "drop_params",
+        "return_token_ids",
+        "return_tokens_as_token_ids",
+        "separate_reasoning",
+        "stream_reasoning",
     }
 )
 """Wishes about form that a server may leave unmet."""
