@@ -89,6 +89,7 @@ OUTPUT_HINTS = frozenset(
         "guided_decoding_backend",
         "stream_interval",
         "drop_params",
+        "min_tokens",
         "return_token_ids",
         "return_tokens_as_token_ids",
         "separate_reasoning",
