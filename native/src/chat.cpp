@@ -142,10 +142,6 @@ std::string parse_failure(const llama_model * model, const std::string & source)
     return "cannot be parsed";
 }
 
-std::string piece_of(const llama_vocab * vocab, llama_token token) {
-    return token == LLAMA_TOKEN_NULL ? "" : common_token_to_piece(vocab, token, true);
-}
-
 }  // namespace
 
 extern "C" {
@@ -193,8 +189,8 @@ int gufo_chat_info(const gufo_chat * chat, const void * model, char ** out) {
         info["supports_thinking"] = thinking;
         if (model) {
             const llama_vocab * vocab = llama_model_get_vocab(static_cast<const llama_model *>(model));
-            info["bos_token"] = piece_of(vocab, llama_vocab_bos(vocab));
-            info["eos_token"] = piece_of(vocab, llama_vocab_eos(vocab));
+            info["bos_token"] = gufo::piece_of(vocab, llama_vocab_bos(vocab));
+            info["eos_token"] = gufo::piece_of(vocab, llama_vocab_eos(vocab));
         }
         gufo::give_string(info.dump_safe(), out);
         return int(GUFO_OK);

@@ -8,10 +8,6 @@ namespace gufo {
 
 namespace {
 
-std::string piece(const llama_vocab * vocab, llama_token token) {
-    return !vocab || token == LLAMA_TOKEN_NULL ? "" : common_token_to_piece(vocab, token, true);
-}
-
 // Roles and arguments as nearly all templates take them.
 json shaped(json messages, const jinja::caps & caps) {
     for (auto & message : messages) {
@@ -36,9 +32,13 @@ json shaped(json messages, const jinja::caps & caps) {
 
 }  // namespace
 
+std::string piece_of(const llama_vocab * vocab, llama_token token) {
+    return !vocab || token == LLAMA_TOKEN_NULL ? "" : common_token_to_piece(vocab, token, true);
+}
+
 printer::printer(const std::string & source, const std::string & tool_source, const llama_vocab * vocab) {
-    const std::string bos = piece(vocab, vocab ? llama_vocab_bos(vocab) : LLAMA_TOKEN_NULL);
-    const std::string eos = piece(vocab, vocab ? llama_vocab_eos(vocab) : LLAMA_TOKEN_NULL);
+    const std::string bos = piece_of(vocab, vocab ? llama_vocab_bos(vocab) : LLAMA_TOKEN_NULL);
+    const std::string eos = piece_of(vocab, vocab ? llama_vocab_eos(vocab) : LLAMA_TOKEN_NULL);
     plain_.emplace(source, bos, eos);
     if (!tool_source.empty()) {
         with_tools_.emplace(tool_source, bos, eos);

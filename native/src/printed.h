@@ -13,12 +13,15 @@
 
 namespace gufo {
 
+// The text of a token; empty without a vocabulary or for a token that it does not have.
+std::string piece_of(const llama_vocab * vocab, llama_token token);
+
 class printer {
 public:
     // source, tool_source: as common_chat_templates_source() gives them; the latter may be empty.
     printer(const std::string & source, const std::string & tool_source, const llama_vocab * vocab);
 
-    // Throws what the template raises.  `variables` of the inputs must hold the dates, if the template prints any.
+    // Throws what the template raises.  `chat_template_kwargs` must hold the dates, if it prints any.
     std::string print(const common_chat_templates_inputs & in) const;
 
 private:

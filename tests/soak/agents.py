@@ -32,8 +32,9 @@ _CONSONANTS, _VOWELS = "bdfgklmnprstv", "aeiou"
 _TURNS = 6
 _DEATHS = 0.15
 _NEAR = 0.3
-_COLD_RUNS = 6
 """Log-probabilities of the default model move by up to 0.13 between a warm and a cold answer."""
+_COLD_RUNS = 6
+"""So often a cold run is asked about an answer that it does not give, to say whether it always differs."""
 TOOLS = [
     {
         "type": "function",
@@ -183,8 +184,7 @@ class Agent:
     ) -> None:
         """Is the answer the fact?  ``again`` asks the same once more, ``cold`` without the cache.
 
-        Neighbours change what is computed beside them, by a last bit or, where the model chooses which rows to
-        look at, by a row.  So a cold run has several chances to give the answer too, beside other neighbours.
+        Where the first cold run knows better, it is a failure; what more runs say of it is for whoever reads that.
         """
         strange = next((f for f in self.tally.facts if f != fact and f in answer), None)
         if strange is not None:
@@ -205,12 +205,10 @@ class Agent:
         except Died:
             once_more = "(the client was killed)"
         controls += [await cold() for _ in range(_COLD_RUNS - 1)]
-        if any(fact not in control.text for control in controls):
-            self.tally.counts["facts unsure"] += 1
-            return
+        right = [round(control.margin(answer), 2) for control in controls if fact in control.text]
         self.tally.fail(
-            f"{self.name}: {answer!r}, asked again {once_more!r}, instead of {fact!r}, which {_COLD_RUNS} cold runs"
-            f" give by {[round(control.margin(answer), 2) for control in controls]}"
+            f"{self.name}: {answer!r}, asked again {once_more!r}, instead of {fact!r}, which {len(right)} of"
+            f" {_COLD_RUNS} cold runs give by {right}"
         )
 
     def new_fact(self) -> tuple[str, str]:
