@@ -219,6 +219,7 @@ class Engine:
         request.stop = tuple(dict.fromkeys((*request.stop, *rendered.additional_stops)))
         if request.cache_prompt:
             request.stable = core.chat.stable_boundaries(given, rendered, tokens, self.prompt_tokens)
+            request.system_end = core.chat.system_end(given, rendered, tokens, self.prompt_tokens)
         return AnswerStream(
             core.submit(request), tokens, core.chat.parser(rendered), lambda answer: done(answer, rendered)
         )

@@ -262,6 +262,14 @@ class ChatFormat:
         """
         return StableSearch(self.history, tokenize).boundaries(chat, rendered, prompt_tokens)
 
+    def system_end(self, chat: ChatInput, rendered: Rendered, prompt_tokens: Tokens, tokenize: Tokenize) -> int:
+        """How many leading tokens any conversation with the same tools and system prompt begins with.
+
+        In [0, len(prompt_tokens)]; 0: not a first turn, or the template refuses.  Costs a rendering of
+        tools and system prompt.
+        """
+        return StableSearch(self.history, tokenize).system_end(chat, rendered, prompt_tokens)
+
     def parser(self, rendered: Rendered) -> MessageParser:
         """A parser for the answer to a rendered prompt; the caller closes it."""
         return MessageParser(self._lib, rendered)

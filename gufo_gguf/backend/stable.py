@@ -16,6 +16,13 @@ characters, unless the cut lies within a marker (two different ones may begin al
 move or drop parts of what came before (tools beside the last question, thoughts from a loop's start), and a
 boundary too deep is never reused.
 
+The end of tools and system prompt is found in the same way, on a conversation's first turn: they are
+printed once more, before another question, whose text is cut off again.
+
+    prompt    <tools> <sys> <user> question </user> ...
+    other     <tools> <sys> <user>|probe </user>
+              ^------------------^
+
 Tokenizing three times a prompt of 100,000 tokens would cost more than restoring it.  A tokenizer
 splits the text at special tokens before anything else, so tokens before a special token that both
 texts share do not depend on what follows: only the rest is tokenized.
@@ -30,6 +37,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -49,6 +57,7 @@ class Tokenize(Protocol):
 
 PROBE_ANSWER = {"role": "assistant", "content": "Sure."}
 PROBE_QUESTION = {"role": "user", "content": "Next."}
+_SYSTEM_ROLES = ("system", "developer")
 _MARKER = re.compile(r"<[^<>\n]{1,48}>|\[[^\[\]\n]{1,48}\]")
 _WITHIN_MARKER = re.compile(r"[<\[][^<>\[\]\s]*$")
 _WINDOW_CHARS = 4096
@@ -73,6 +82,12 @@ def common_chars(a: str, b: str) -> int:
     return low
 
 
+def _plain(chat: ChatInput) -> ChatInput:
+    """The same history without what only shapes the answer."""
+    named = not isinstance(chat.tool_choice, str)
+    return replace(chat, continue_final=False, tool_choice="auto" if named else chat.tool_choice)
+
+
 class StableSearch:
     """One template (``text`` renders without an opening) and one tokenizer."""
 
@@ -84,17 +99,25 @@ class StableSearch:
     def boundaries(self, chat: ChatInput, rendered: Rendered, prompt_tokens: Tokens) -> tuple[int, ...]:
         """Ascending, without duplicates, each in [1, len(prompt_tokens)]; a variant that the
         template refuses is left out."""
-        plain = replace(
-            chat,
-            continue_final=False,
-            tool_choice=chat.tool_choice if isinstance(chat.tool_choice, str) else "auto",
-        )
+        plain = _plain(chat)
         others = (
             self._without_opening(plain, rendered),
             self._prompt_of(replace(plain, messages=[*chat.messages, PROBE_ANSWER, PROBE_QUESTION])),
         )
         found = {self._shared_tokens(rendered.prompt, prompt_tokens, other) for other in others if other is not None}
         return tuple(sorted(found - {0}))
+
+    def system_end(self, chat: ChatInput, rendered: Rendered, prompt_tokens: Tokens) -> int:
+        """See ``ChatFormat.system_end``."""
+        roles = [message.get("role") for message in chat.messages]
+        if "assistant" in roles:
+            return 0
+        leading = list(takewhile(lambda message: message.get("role") in _SYSTEM_ROLES, chat.messages))
+        other = self._prompt_of(replace(_plain(chat), messages=[*leading, PROBE_QUESTION]))
+        if other is None:
+            return 0
+        shared = other[: max(0, other.rfind(PROBE_QUESTION["content"]))]
+        return self._shared_tokens(rendered.prompt, prompt_tokens, shared)
 
     def _without_opening(self, chat: ChatInput, rendered: Rendered) -> str | None:
         opening = rendered.generation_prompt

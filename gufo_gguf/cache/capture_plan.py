@@ -3,16 +3,18 @@
 A checkpoint of a hybrid model can only be taken where a prefill pass ends, and each costs its
 private state, so the plan is a handful of places where work is likely to resume:
 
-    0 ......... start ...... learned ..... grid .... grid ....... stable .. end
-    [ reused   )[            to compute                                      )
-               ^ end of reused history                                ^       ^ retry copy
-               required                  optional                     required
+    0 ......... start .... system .. learned ... grid .... grid ....... stable .. end
+    [ reused   )[            to compute                                            )
+               ^ end of reused history                                      ^       ^ retry copy
+               required                  optional                           required
 
 * Required: the end of the reused history, the stable boundaries, the prompt end where there is no
   stable boundary.  They are exact and never move.
 * Grid: multiples of ``grid_step`` spread evenly over the part to compute.  A grid point yields to
   an exact stop within ``grid_end_margin`` (the pass ends there anyway), else moves to a pass end
   that close.
+* System: where tools and system prompt end, on a conversation's first turn, by the rule of learned points:
+  the second conversation with them, which would have to learn it, restores it.
 * Learned: where the prompt stops matching known history, if that is ``learned_min`` tokens past
   the start.  It may only merge into a capture at or before the divergence: a state beyond it
   contains tokens that the next request will not send.
@@ -101,7 +103,7 @@ def plan_captures(
     ``grid_budget``: what ``grid_allowance`` says.  ``rows_only``: plan just the prompt's own
     boundaries, since deeper rows can be cut anywhere.
 
-    Retry copies, grid and learned points are not ``required``: admitting them must not cost another
+    Retry copies, grid, system and learned points are not ``required``: admitting them must not cost another
     conversation its last copy.
     """
     end = len(prompt.tokens)
@@ -111,7 +113,9 @@ def plan_captures(
     _add_exact(plan, prompt, start, start_has_checkpoint, rows_only)
     if not rows_only:
         _add_grid(plan, start, end, n_ubatch, limits, grid_budget)
-        _add_learned(plan, start, min(common_prefix, end), limits)
+        if prompt.system_end <= end:
+            _add_shared(plan, start, prompt.system_end, Origin.SYSTEM, limits)
+        _add_shared(plan, start, min(common_prefix, end), Origin.LEARNED, limits)
     if start_has_checkpoint or start == 0:
         plan.points.pop(start, None)
     return tuple(plan.points[b] for b in sorted(plan.points))
@@ -142,15 +146,16 @@ def _add_grid(plan: _Plan, start: int, end: int, n_ubatch: int, limits: CacheLim
             plan.add(target, Origin.GRID, required=False)
 
 
-def _add_learned(plan: _Plan, start: int, divergence: int, limits: CacheLimits) -> None:
+def _add_shared(plan: _Plan, start: int, divergence: int, origin: Origin, limits: CacheLimits) -> None:
+    """A point where other prompts part from this one, if it lies far enough beyond the start."""
     if divergence - start < limits.learned_min:
         return
     merged = plan.nearest(divergence, within=limits.learned_merge, only_before=True)
     if merged is not None and merged > start:
-        plan.add(merged, Origin.LEARNED, required=False)
+        plan.add(merged, origin, required=False)
         return
-    # The learned stop ends a pass: a grid point this close would only be a second copy of it.
+    # This stop ends a pass: a grid point this close would only be a second copy of it.
     for boundary in [b for b, p in plan.points.items() if p.origin is Origin.GRID]:
         if abs(boundary - divergence) <= limits.grid_end_margin:
             del plan.points[boundary]
-    plan.add(divergence, Origin.LEARNED, required=False)
+    plan.add(divergence, origin, required=False)

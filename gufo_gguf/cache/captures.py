@@ -74,7 +74,7 @@ class Captures:
         self._next = 1
         self._too_large_logged: int | None = None
         self._missed = Ghosts(_N_MISSED)
-        """Learned points that found no room."""
+        """Learned points, and ends of system prompts, that found no room."""
 
     # -- reserve ---------------------------------------------------------------------------------
     def reserve(
@@ -108,7 +108,7 @@ class Captures:
         reservation = self._make_room(need_bytes, slot, point, at_most)
         if reservation is None:
             t.chunks.unref(known.values())
-            if point.origin is Origin.LEARNED:
+            if point.origin in (Origin.SYSTEM, Origin.LEARNED):
                 self._missed.add(slot.scope, slot.history.view(n), (), MissReason.NO_CHECKPOINT)
             return self._refuse(point, Refusal.NO_ROOM, need_bytes)
         maker = Maker(slot.index, slot.generation, t.log.seq)

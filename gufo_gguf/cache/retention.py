@@ -7,7 +7,7 @@
   saves little prefill for what it costs.  Models without rows have no such checkpoints.
 * near-duplicate: a superseded turn, that is one covered by a deeper checkpoint of its branch; and
   what is close to the checkpoint it extends (``gain`` tokens beyond it), so that losing it costs
-  little: a covered grid or learned point below ``grid_step``, a leaf below ``learned_min``, the
+  little: a covered grid, system or learned point below ``grid_step``, a leaf below ``learned_min``, the
   end of an answer beyond a stable boundary until somebody came back to it.
 * held: an idle slot still holds this conversation, further on.  It makes room for a conversation that
   leaves its slot, and takes its place back when its own slot is taken (``parting.py``); for any other
@@ -238,7 +238,7 @@ def rank_of(record: RetentionRecord, *, idle: bool, gain: int | None, limits: Ca
         return Rank.RETRY
     if record.row_bytes > 0 and record.private_bytes > limits.cheap_factor * record.row_bytes:
         return Rank.CHEAP
-    for_edits = record.origin in (Origin.GRID, Origin.LEARNED)
+    for_edits = record.origin in (Origin.GRID, Origin.SYSTEM, Origin.LEARNED)
     near = limits.grid_step if record.covered else limits.learned_min
     close = gain is not None and gain < near and not record.branch_point
     unproven = record.origin is Origin.PARTING and record.after_anchor and record.reuses == 0

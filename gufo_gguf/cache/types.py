@@ -103,6 +103,8 @@ class Origin(StrEnum):
     """The prompt end beyond a stable boundary, with its next-token logits."""
     REUSED_END = "reused_end"
     GRID = "grid"
+    SYSTEM = "system"
+    """The end of tools and system prompt, where a first turn parts from other conversations' first turns."""
     LEARNED = "learned"
     FRONTIER = "frontier"
     """The live frontier, because a caller (Python API) asks for it or the server stops."""
@@ -116,6 +118,7 @@ BY_WORTH = (
     Origin.PARTING,
     Origin.REUSED_END,
     Origin.FRONTIER,
+    Origin.SYSTEM,
     Origin.LEARNED,
     Origin.PROMPT,
 )
@@ -146,12 +149,14 @@ class PromptView:
 
     ``scope`` is the state identity (model, weights, template, KV types, …) plus, where entries are
     isolated per API key, the key's digest: histories of different scopes never meet.
-    ``stable`` holds the stable boundaries, ascending, each in (0, len(tokens)].
+    ``stable`` holds the stable boundaries, ascending, each in (0, len(tokens)].  ``system_end``: how many
+    leading tokens any conversation with the same tools and system prompt begins with; 0: not known.
     """
 
     scope: str
     tokens: Tokens
     stable: tuple[int, ...] = ()
+    system_end: int = 0
     inputs: tuple[InputMark, ...] = ()
     read: bool = True
     """May reuse cached state."""

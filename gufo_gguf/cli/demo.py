@@ -275,6 +275,7 @@ _ORIGINS = {
     "retry": "end of the same prompt",
     "reused_end": "end of an earlier reuse",
     "grid": "grid",
+    "system": "end of tools and system prompt",
     "learned": "where conversations parted",
     "parting": "where another conversation took the slot",
 }

@@ -21,6 +21,8 @@ class Part(StrEnum):
     """Checkpoints on multiples of 2,048 for edits in the middle."""
     LEARNED = "learned"
     """Checkpoints where prompts were seen to part."""
+    SYSTEM = "system"
+    """The end of tools and system prompt, captured before a second conversation shows that it is shared."""
     PARTING = "parting"
     """A conversation's live end, captured when its slot is taken."""
     STABLE = "stable"
@@ -58,6 +60,9 @@ class Ablation:
 
     def stable(self, boundaries: tuple[int, ...]) -> tuple[int, ...]:
         return () if Part.STABLE in self.without else boundaries
+
+    def system_end(self, boundary: int) -> int:
+        return 0 if Part.SYSTEM in self.without else boundary
 
     @property
     def eager_copies(self) -> bool:

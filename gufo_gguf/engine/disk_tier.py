@@ -143,14 +143,14 @@ class DiskTier:
             pairs = [(int(chunk), ref.key) for (chunk, _), ref in zip(parts.chunks, record.chunks, strict=False)]
             self._post(lambda: self._bind(pairs))
             self._restored = None
-        if origin not in (Origin.PROMPT, Origin.LEARNED, Origin.FRONTIER):
+        if origin not in (Origin.PROMPT, Origin.SYSTEM, Origin.LEARNED, Origin.FRONTIER):
             return
         n = len(parts.tokens)
         before = self._deepest(parts)
         if before == n:  # the state after exactly these tokens
             self._durable.refused(checkpoint, n, origin, "there_already")
             return
-        if origin is Origin.PROMPT and before > max(0, n - self._spacing):
+        if origin in (Origin.PROMPT, Origin.SYSTEM) and before > max(0, n - self._spacing):
             self._durable.refused(checkpoint, n, origin, "spacing")
             self._drop_skipped(parts.scope, parts.tokens)
             self._skipped = [*self._skipped[-63:], (checkpoint, parts.scope, parts.tokens)]

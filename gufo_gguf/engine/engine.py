@@ -229,8 +229,9 @@ class Engine:
         """The request's prompt as the cache sees it."""
         scope = join_scope(self.info.identity, request.scope)
         use = request.cache_prompt and self.options.cache
-        stable = self.options.ablation.stable(request.stable)
-        return PromptView(scope, request.tokens, stable, request.inputs, read=use, write=use)
+        part = self.options.ablation
+        stable, system_end = part.stable(request.stable), part.system_end(request.system_end)
+        return PromptView(scope, request.tokens, stable, system_end, request.inputs, read=use, write=use)
 
     # -- what is going on ------------------------------------------------------------------------
     def cache_status(self) -> dict[str, Any]:

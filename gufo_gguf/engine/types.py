@@ -82,7 +82,7 @@ class FinishReason(StrEnum):
 
 @dataclass(slots=True)
 class GenerateRequest:
-    """One generation from token ids.  ``stable``: stable boundaries in tokens (see cache.types)."""
+    """One generation from token ids.  ``stable``, ``system_end``: in tokens (see cache.types.PromptView)."""
 
     tokens: Tokens
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -90,6 +90,7 @@ class GenerateRequest:
     """None = until a stop token or a full context."""
     stop: tuple[str, ...] = ()
     stable: tuple[int, ...] = ()
+    system_end: int = 0
     inputs: tuple[InputMark, ...] = ()
     n_logprobs: int = 0
     """0 = none; k = the k most likely tokens with each sampled one."""

@@ -47,6 +47,10 @@ class ChatPort(Protocol):
         self, chat: ChatInput, rendered: Rendered, prompt_tokens: Tokens, tokenize: Callable[[str], Tokens]
     ) -> tuple[int, ...]: ...
 
+    def system_end(
+        self, chat: ChatInput, rendered: Rendered, prompt_tokens: Tokens, tokenize: Callable[[str], Tokens]
+    ) -> int: ...
+
     def schema_grammar(self, schema: dict[str, Any]) -> str:
         """A JSON schema as a grammar; RequestError says what cannot be expressed."""
         ...

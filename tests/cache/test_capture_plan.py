@@ -18,8 +18,8 @@ FLASH_NEXT = StateShape(row_bytes=27_460, private_bytes=133_000_000, logits_byte
 """The article's model: bytes per row and of one private state."""
 
 
-def prompt(n: int, *stable: int, write: bool = True) -> PromptView:
-    return PromptView("m", np.zeros(n, dtype=np.int32), stable, write=write)
+def prompt(n: int, *stable: int, write: bool = True, system_end: int = 0) -> PromptView:
+    return PromptView("m", np.zeros(n, dtype=np.int32), stable, system_end, write=write)
 
 
 def plan(view: PromptView, start: int = 0, **more: Any) -> tuple[CapturePoint, ...]:
@@ -162,6 +162,31 @@ def test_a_learned_point_needs_512_tokens_and_merges_backwards_only() -> None:
     assert brief(plan(prompt(3000, 990), common_prefix=1000))[0] == (990, "prompt")
 
 
+# -- the end of the system prompt --------------------------------------------------------------------
+def test_the_end_of_the_system_prompt_follows_the_rule_of_learned_points() -> None:
+    assert brief(plan(prompt(7000, 6990, system_end=6050))) == [
+        (2048, "grid"),
+        (4096, "grid"),
+        (6050, "system"),  # the grid point at 6,144 would be a second copy of it
+        (6990, "prompt"),
+        (7000, "retry"),
+    ]
+    assert not any(p.required for p in plan(prompt(7000, 6990, system_end=6050))[:3])
+    # Too short, or nearly restored: not worth a state.
+    assert "system" not in {o for _, o in brief(plan(prompt(3000, system_end=511)))}
+    assert (512, "system") in brief(plan(prompt(3000, system_end=512)))
+    assert "system" not in {o for _, o in brief(plan(prompt(7000, system_end=6000), 5500, common_prefix=5500))}
+    # Seen twice, it is a learned point, also when the questions begin with the same words.
+    assert (6000, "learned") in brief(plan(prompt(7000, system_end=6000), 4096, common_prefix=6000))
+    two_words = brief(plan(prompt(7000, system_end=6000), 4096, common_prefix=6003))
+    assert (6000, "learned") in two_words and 6003 not in dict(two_words)
+    # A short question does not move it: the stable boundary holds the question.
+    assert brief(plan(prompt(1010, 1005, system_end=1000)))[:2] == [(1000, "system"), (1005, "prompt")]
+    # A prompt of nothing else.
+    assert brief(plan(prompt(1000, system_end=1000))) == [(1000, "prompt")]
+    assert brief(plan(prompt(3000, system_end=2000), rows_only=True)) == [(3000, "prompt")]
+
+
 # -- exact points ----------------------------------------------------------------------------------
 def test_stable_boundaries() -> None:
     # Both renderings count when they differ; what was reused already is not computed again.
@@ -201,8 +226,9 @@ def test_rules_of_any_plan(data: st.DataObject) -> None:
     ubatch = data.draw(st.sampled_from([1, 100, 500, 512, 1000, 2048, 100_000]), "ubatch")
     has = data.draw(st.booleans(), "has") or start == 0
     budget = data.draw(st.integers(0, 4), "budget")
+    system_end = data.draw(st.integers(0, end), "system end")
     points = plan(
-        prompt(end, *stable),
+        prompt(end, *stable, system_end=system_end),
         start,
         start_has_checkpoint=has,
         common_prefix=common,
@@ -212,7 +238,7 @@ def test_rules_of_any_plan(data: st.DataObject) -> None:
     at = {p.boundary: p for p in points}
     assert list(at) == sorted(at) and len(at) == len(points), "ascending, each boundary once"
     assert all(max(start, 1) <= b <= end for b in at)
-    assert len(points) <= budget + len(stable) + 3
+    assert len(points) <= budget + len(stable) + 4
     # Exact positions are there, unless a checkpoint already is.
     for boundary in [*(b for b in stable if b > start), end]:
         assert boundary in at or (boundary == start and has)
@@ -232,3 +258,11 @@ def test_rules_of_any_plan(data: st.DataObject) -> None:
         assert all(common - 64 <= b <= common for b in learned)
     else:
         assert not learned
+    # So does the end of the system prompt.
+    system = [b for b in at if at[b].origin is Origin.SYSTEM]
+    assert len(system) <= 1
+    if system_end - start >= 512:
+        assert any(system_end - 64 <= b <= system_end for b in at)
+        assert all(system_end - 64 <= b <= system_end for b in system)
+    else:
+        assert not system

@@ -100,6 +100,20 @@ def test_figure_6_three_conversations_two_computations_one_copy(n_slots: int) ->
     assert by == [(first.slot, first.generation)] * 16 + [(second.slot, second.generation)] * 7
 
 
+@pytest.mark.parametrize("n_slots", [1, 3])
+def test_figure_6_with_a_template_that_says_where_the_system_prompt_ends(n_slots: int) -> None:
+    """Three conversations, one computation."""
+    rig = figure(chunk_rows=256, n_slots=n_slots)
+    system = text(6000, 1)
+    one = rig.ask(join(system, text(200, 2)), system_end=6000)
+    assert one.captured == [(2048, Origin.GRID), (4096, Origin.GRID), (6000, Origin.SYSTEM), (6200, Origin.PROMPT)]
+    for n, seed in ((300, 3), (400, 4)):
+        run = rig.ask(join(system, text(n, seed)), system_end=6000)
+        assert run.admission.n_reused == 6000
+        assert run.captured == [(6144, Origin.GRID), (6000 + n, Origin.PROMPT)]
+        rig.verify(run.slot)
+
+
 def test_figure_7_two_cold_prefills_do_not_share_and_a_restore_does() -> None:
     rig = figure(n_slots=3, grid_max=0)
     shared = text(6144, 1)

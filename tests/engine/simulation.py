@@ -139,8 +139,15 @@ class World:
     """Everything one seed runs on."""
 
     def __init__(
-        self, seed: int, *, budget_bytes: int | None = None, n_slots: int | None = None, disk: bool | None = None
+        self,
+        seed: int,
+        *,
+        budget_bytes: int | None = None,
+        n_slots: int | None = None,
+        disk: bool | None = None,
+        systems: bool | None = None,
     ) -> None:
+        """``systems``: requests say where their system prompt ends."""
         rng = self.rng = random.Random(seed)
         row_bytes, private_bytes = rng.choice([(24, 64), (24, 256), (40, 0), (0, 96), (24, 2048)])
         self.n_slots = n_slots or rng.randint(1, 4)
@@ -171,6 +178,7 @@ class World:
         if disk if disk is not None else rng.random() < 0.7:
             spacing = rng.choice([1, 16, 64])
             self.disk = SimulatedDisk(rng, rng.choice([1 << 16, 1 << 19, 1 << 24]), spacing)
+        self.systems_known = random.Random(f"systems {seed}").random() < 0.5 if systems is None else systems
         self.restores = self.restarts = 0
         self.start()
         self.systems = [self._text(rng.randint(10, 60)) for _ in range(3)]
@@ -286,6 +294,9 @@ class World:
             del conversation.tokens[max(1, len(conversation.tokens) // 8 * 8) :]
         return conversation
 
+    def _system_end(self, tokens: list[int]) -> int:
+        return next((len(s) for s in self.systems if tokens[: len(s)] == list(s)), 0)
+
     def submit(self, conversation: Conversation) -> None:
         rng = self.rng
         tokens = as_tokens(conversation.tokens)
@@ -293,6 +304,7 @@ class World:
         stable = tuple(sorted({rng.randint(max(1, n - 6), n) for _ in range(rng.randint(0, 2))}))
         use = rng.random() > 0.05
         request = GenerateRequest(tokens, max_tokens=rng.randint(0, 6), stable=stable)
+        system_end = self._system_end(conversation.tokens) if self.systems_known else 0
         outcome = Outcome()
 
         def emit(event: Event) -> None:
@@ -301,7 +313,7 @@ class World:
             elif isinstance(event, Finished):
                 outcome.finished = event
 
-        job = Job(request, PromptView("world", tokens, stable, read=use, write=use), emit)
+        job = Job(request, PromptView("world", tokens, stable, system_end, read=use, write=use), emit)
         self.open.append((job, outcome, conversation))
         self.scheduler.add(job)
 

@@ -55,6 +55,23 @@ def test_reasoning_in_the_history_costs_the_last_answer_at_most(
             messages.append(answer)
 
 
+# -- system prompts ------------------------------------------------------------------------------
+@pytest.mark.parametrize("question", ["What now?", "\n What now?"])
+def test_the_second_conversation_starts_behind_the_system_prompt(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, question: str
+) -> None:
+    with witnessed(tiny_model("qwen4exp"), monkeypatch, n_slots=1) as witness:
+        opening = {"role": "system", "content": system("share", 60)}
+        first = witness.ask([opening, {"role": "user", "content": question}])
+        assert "system" in {c["origin"] for c in first.usage["gufo"]["captured"]}
+        n_system = next(c["boundary"] for c in first.usage["gufo"]["captured"] if c["origin"] == "system")
+        assert 512 <= n_system < first.usage["prompt_tokens"]
+        for i in range(3):
+            reply = witness.ask([opening, {"role": "user", "content": f"Another question, {i}."}])
+            assert reply.cached == n_system
+            assert "system" not in {c["origin"] for c in reply.usage["gufo"]["captured"]}
+
+
 # -- edits ---------------------------------------------------------------------------------------
 def test_an_edit_and_its_undo_find_both_branches(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     with witnessed(tiny_model("qwen4exp"), monkeypatch) as witness:

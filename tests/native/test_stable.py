@@ -153,6 +153,47 @@ def test_named_tool_and_continuation(own: ChatFormat, tokenize: Tokenizer, backe
     assert all(own.render(going_on).prompt.startswith(text) for text in found)
 
 
+# -- the end of tools and system prompt --------------------------------------------------------------
+TOOLS = [{"type": "function", "function": {"name": "read_file", "parameters": {"type": "object"}}}]
+
+
+def system_text(chat: ChatFormat, conversation: ChatInput, tokenize: Tokenizer, backend: LlamaBackend) -> str:
+    rendered = chat.render(conversation)
+    tokens = tokenize(rendered.prompt)
+    n = chat.system_end(conversation, rendered, tokens, tokenize)
+    assert 0 <= n <= len(tokens)
+    return backend.vocab().detokenize(tokens[:n]).decode()
+
+
+@pytest.mark.parametrize("tools", [(), TOOLS])
+@pytest.mark.parametrize("question", ["Read a.txt", "Next. Go on.", "<|im_start|>user\n", ""])
+def test_where_another_first_question_would_begin(
+    own: ChatFormat, tokenize: Tokenizer, backend: LlamaBackend, tools: list[Any], question: str
+) -> None:
+    messages = [ASK.messages[0], {"role": "user", "content": question}]
+    ask = ChatInput(messages=messages, tools=tools)
+    shared = system_text(own, ask, tokenize, backend)
+    assert shared.endswith("<|im_start|>user\n") and "Be brief." in shared and "assistant" not in shared
+    assert ("read_file" in shared) == bool(tools)
+    assert own.render(ask).prompt.startswith(shared)
+    assert own.render(replace(ask, messages=[messages[0], {"role": "user", "content": "Other"}])).prompt.startswith(
+        shared
+    )
+
+
+def test_a_later_turn_and_a_refusal_have_no_end_of_a_system_prompt(
+    own: ChatFormat, of: Callable[[str], ChatFormat], tokenize: Tokenizer, backend: LlamaBackend
+) -> None:
+    later = next_turn(ASK, {"role": "assistant", "content": "Done."}, USER_ASKS)
+    assert system_text(own, later, tokenize, backend) == ""
+    refuses = of("{% if messages[-1].content == 'Next.' %}{{ raise_exception('no') }}{% endif %}" + PLAIN)
+    assert system_text(refuses, ASK, tokenize, backend) == ""
+    only = replace(ASK, messages=ASK.messages[:1])
+    assert system_text(of(PLAIN), only, tokenize, backend).endswith("Be brief.<|im_end|>\n<|im_start|>")
+    tools_last = of("{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}")
+    assert system_text(tools_last, replace(ASK, tools=TOOLS), tokenize, backend) == "Be brief."
+
+
 def test_only_the_end_is_tokenized_anew(own: ChatFormat, tokenize: Tokenizer) -> None:
     history = [{"role": "user" if i % 2 == 0 else "assistant", "content": f"turn {i} " * 40} for i in range(31)]
     conversation = ChatInput(messages=history)

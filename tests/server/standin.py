@@ -177,6 +177,11 @@ class StandinChat:
     ) -> tuple[int, ...]:
         return (len(tokenize(self.render(chat, add_generation_prompt=False).prompt)),)
 
+    def system_end(
+        self, chat: ChatInput, rendered: Rendered, prompt_tokens: Tokens, tokenize: Callable[[str], Tokens]
+    ) -> int:
+        return 0
+
     def schema_grammar(self, schema: dict[str, Any]) -> str:
         if schema.get("type") == "hiccup":
             raise RequestError("json_schema: unknown type hiccup", param="json_schema")

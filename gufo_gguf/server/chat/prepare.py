@@ -144,6 +144,7 @@ def prepare_chat(ask: ChatAsk, state: State, scope: str) -> PreparedChat:
         max_tokens=body.token_limit(settings.max_tokens),
         stop=tuple(dict.fromkeys((*body.stop, *rendered.additional_stops))),
         stable=engine.chat.stable_boundaries(given, rendered, tokens, tokenize) if cache_prompt else (),
+        system_end=engine.chat.system_end(given, rendered, tokens, tokenize) if cache_prompt else 0,
         n_logprobs=max(1, ask.n_logprobs) if ask.n_logprobs >= 0 else 0,
         post_sampling=ask.post_sampling,
         cache_prompt=cache_prompt,
