@@ -37,8 +37,6 @@ from gufo_gguf.core.errors import ConfigError
 from gufo_gguf.engine.ablation import Ablation
 from gufo_gguf.engine.flags import engine_options
 from gufo_gguf.engine.types import SamplingParams
-from gufo_gguf.server.run import bind
-from gufo_gguf.server.run import serve as run_server
 from gufo_gguf.server.settings import Limits, ServerSettings
 
 if TYPE_CHECKING:
@@ -104,6 +102,10 @@ def serve(
     without: Annotated[list[str] | None, typer.Option("--without", hidden=True)] = None,
 ) -> None:
     """Serve a model over HTTP: OpenAI's, Anthropic's and llama-server's APIs."""
+    # imported late, here and below: FastAPI costs a second that other commands need not wait for, and
+    # --help and a wrong flag need no native library
+    from gufo_gguf.server import run
+
     _set_up_logging(verbose)
     if reasoning_format not in _REASONING_FORMATS:
         raise ConfigError(f"--reasoning-format {reasoning_format}: must be one of {', '.join(_REASONING_FORMATS)}")
@@ -121,10 +123,9 @@ def serve(
         reasoning_format=reasoning_format,
         thinking=on_or_off("--reasoning", reasoning),
     )
-    sock = bind(settings)  # a port in use shows before a model is loaded
+    sock = run.bind(settings)  # a port in use shows before a model is loaded
     try:
         path = chosen.path()
-        # imported late: --help and a wrong flag need no native library
         from gufo_gguf.engine.engine import Engine
 
         options = replace(engine_options(**chosen.flags), ablation=Ablation.named(without or ()))
@@ -135,4 +136,4 @@ def serve(
         sock.close()
         raise
     print(_summary(engine), flush=True)
-    run_server(engine, settings.with_model_path(path), sock, say=lambda line: print(line, flush=True))
+    run.serve(engine, settings.with_model_path(path), sock, say=lambda line: print(line, flush=True))

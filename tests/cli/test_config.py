@@ -17,6 +17,7 @@ from gufo_gguf.cli.flags import variable_of
 from gufo_gguf.cli.main import app
 from gufo_gguf.core.errors import ConfigError
 from gufo_gguf.engine.flags import DEFAULTS, check_flags
+from gufo_gguf.server import run
 
 WITH_MODEL = ("serve", "chat", "doctor")
 
@@ -48,7 +49,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen.update(server=server, chosen=frame.f_back.f_locals["chosen"])
         raise Stop
 
-    monkeypatch.setattr(serve_module, "bind", bind)
+    monkeypatch.setattr(run, "bind", bind)
     return seen
 
 

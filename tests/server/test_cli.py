@@ -37,6 +37,11 @@ def assert_one_clear_line(done: subprocess.CompletedProcess[str], *words: str) -
         assert word in lines[0]
 
 
+def test_other_commands_do_not_load_the_http_server() -> None:
+    code = "import sys, gufo_gguf.cli.main; sys.exit(bool({'fastapi', 'uvicorn', 'pydantic'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 def test_every_flag_is_there() -> None:
     command = typer.main.get_command(app)
     names = {name for p in command.commands["serve"].params for name in p.opts}  # type: ignore[attr-defined]
