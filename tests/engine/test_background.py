@@ -144,3 +144,25 @@ def test_what_came_from_disk_is_not_written_there_again() -> None:
     write(w)
     boundaries = [record.n_tokens for record in w.disk.tier._of_number.values()]
     assert len(boundaries) == len(set(boundaries)), boundaries
+
+
+def test_the_end_of_a_system_prompt_is_written_first_and_by_the_same_spacing() -> None:
+    w, background, clock = world()
+    w.rng = Plain()
+    w.systems_known, system = True, list(range(70, 110))
+    w.systems = [system, [*system, *range(20)]]
+
+    def boundaries() -> list[int]:
+        write(w)
+        assert w.disk is not None and w.disk.tier is not None
+        return sorted(record.n_tokens for record in w.disk.tier._of_number.values())
+
+    run(w, Conversation([*system, 1, 2, 3]))
+    idle(background)
+    assert boundaries() == [40], "the prompt's end waits: too close"
+    run(w, Conversation([*w.systems[1], 4, 5, 6]))
+    idle(background)
+    assert boundaries() == [40], "so does another system prompt that begins with the first"
+    clock.now += IDLE_S
+    idle(background)
+    assert boundaries() == [40, 43, 63], "the newest of each conversation"
