@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.agent.ablations import SERVED
 from benchmarks.agent.workloads import WORKLOADS
 from benchmarks.common import RESULTS, median
 
@@ -116,6 +117,19 @@ def ablation_table(data: Data) -> list[str]:
     out += [row("eager copies: row bytes copied while requests run, x", r["copied"], ".1f")
             for r in data["rows"] if "eager" in r["what"]]  # fmt: skip
     out.append(row("whole copies instead of chunks: bytes kept, x", data["whole_over_shared"], ".1f"))
+    return out + _served_table(data["served"]["scale"], data["served"]["prefilled"])
+
+
+def _served_table(scale: float, served: dict[str, dict[str, int]]) -> list[str]:
+    """What needs real servers: prefilled tokens by workload and server."""
+    if not served:
+        return []
+    out = ["", f"On real servers, tiny qwen4exp, scale {scale:g}:", ""]
+    out += ["| | " + " | ".join(_TITLES.get(n, n) for n in served) + " |", "|" + "---|" * (len(served) + 1)]
+    out.append("| tokens prefilled | " + " | ".join(f"{got['gufo']:,}" for got in served.values()) + " |")
+    for what, server in SERVED.items():
+        cells = " | ".join(f"{got[server] / got['gufo']:.2f}" for got in served.values())
+        out.append(f"| {what}: prefilled, x | {cells} |")
     return out
 
 

@@ -50,6 +50,19 @@ def test_marked_parts_are_written_and_the_rest_stays(tmp_path: Path) -> None:
     assert fill(got, tmp_path) == got  # writing twice changes nothing
 
 
+def test_what_each_choice_earns_is_two_tables(tmp_path: Path) -> None:
+    data = {
+        "workloads": ["agent"], "shape": "tiny", "scale": 1.0, "prefilled": {"agent": 1000}, "of_bound": {"agent": 1.1},
+        "rows": [{"what": "no grid", "ratio": {"agent": 1.5}, "copied": {"agent": 1.0}}],
+        "whole_over_shared": {"agent": 3.0},
+        "served": {"scale": 0.2, "prefilled": {"thinking": {"gufo": 100, "gufo-stable": 325, "gufo-disk": 100}}},
+    }  # fmt: skip
+    (tmp_path / "ablations.json").write_text(json.dumps(data))
+    got = fill("<!-- results: ablations -->\n<!-- /results -->\n", tmp_path)
+    assert "| no grid: prefilled, x | 1.50 |" in got
+    assert "| no stable boundary: prefilled, x | 3.25 |" in got and "| no disk: prefilled, x | 1.00 |" in got
+
+
 def test_results_of_other_benchmarks_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "serve-something.json").write_text('{"environment": {}}')
     assert fill(TEXT, tmp_path) == TEXT
