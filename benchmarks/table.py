@@ -49,11 +49,10 @@ def agent_table(data: Data) -> list[str]:
     lines = data["lines"]
     servers = list(dict.fromkeys(x["server"] for x in lines))
     peers = [s for s in servers if s != "gufo"]
-    wrong = f"wrong answers ({peers[-1]}'s)" if peers else "wrong answers"
     out = [
         "| " + " | ".join(["workload", "prompt tokens", "prefilled", "/ budgeted oracle", "/ common prefix",
                            *(f"{p}: prefilled" for p in peers), *(f"wall (processor) time / {p}'s" for p in peers),
-                           "first token p50 / p95 / max", wrong]) + " |",
+                           "first token p50 / p95 / max", "wrong answers"]) + " |",
         "|" + "---|" * (7 + 2 * len(peers)),
     ]  # fmt: skip
     for name in dict.fromkeys(x["workload"] for x in lines):
@@ -69,7 +68,7 @@ def agent_table(data: Data) -> list[str]:
             *(f"{by[p]['prefilled']:,}" if p in by else "-" for p in peers),
             *(f"{wall['gufo'] / wall[p]:.2f} ({cpu['gufo'] / cpu[p]:.2f})" if p in by else "-" for p in peers),
             f"{ttft['p50']:.0f} / {ttft['p95']:.0f} / {ttft['max']:.0f} ms",
-            " ".join([_wrong(own), *(f"({_wrong(by[p])})" for p in peers[-1:] if p in by and by[p]["answers"])]),
+            _wrong(own),
         ]  # fmt: skip
         out.append("| " + " | ".join(cells) + " |")
     return [f"{_setting(data)}:", "", *out]
@@ -77,7 +76,7 @@ def agent_table(data: Data) -> list[str]:
 
 def _wrong(line: Data) -> str:
     answers = line["answers"]
-    return f"{answers['wrong']} of {answers['compared']}" if answers else "-"
+    return f"{answers['wrong']} of {answers['compared']}" if answers and answers["compared"] else "-"
 
 
 def serve_table(data: Data) -> list[str]:

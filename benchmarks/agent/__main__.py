@@ -83,14 +83,18 @@ def least_of(run: Run, state: State, setup: Setup, *, bounded: bool) -> report.L
     return report.Least(prefix, bound, sum(len(p.prompt) for p in run.trace))
 
 
-def judged(runs: dict[str, list[Run]], setup: Setup, n_checks: int) -> dict[str, control.Verdict]:
-    """Answers of each server's first round against conversations that nothing interrupted."""
+def judged(runs: dict[str, list[Run]], setup: Setup, n_checks: int, *, rows_only: bool) -> dict[str, control.Verdict]:
+    """Answers of our servers' first rounds against the same passes uninterrupted."""
     if n_checks == 0:
         return {}
     alone = Gufo(replace(setup, n_slots=1, disk=False))
     try:
         alone.start()
-        return {name: control.judge(alone, each[0].trace, n_checks) for name, each in runs.items()}
+        return {
+            name: control.judge(alone, each[0].trace, each[0].samples, n_checks, rows_only=rows_only)
+            for name, each in runs.items()
+            if name.startswith("gufo")
+        }
     finally:
         alone.stop()
 
@@ -131,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for workload in by_name(args.workloads):
         setup = setup_of(workload, sizes, model, state, args.threads)
         runs = one_workload(workload, sizes, args.servers.split(","), setup, rounds, _note, scripted=args.scripted)
-        verdicts = judged(runs, setup, checks)
+        verdicts = judged(runs, setup, checks, rows_only=state.private_bytes == 0)
         for name, each in runs.items():
             least = least_of(each[0], state, setup, bounded=not workload.disk)
             lines.append(report.line(each, least, verdicts.get(name)))

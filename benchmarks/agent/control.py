@@ -1,17 +1,17 @@
-"""Wrong answers: greedy answers of a server, against the same conversation alone on a fresh one of ours.
+"""Wrong answers: greedy answers of a server of ours, against the very same passes uninterrupted.
 
-    served    turn 1 ── turn 2 ── (another conversation, an edit, a restart) ── restored: turn 3
-    control   turn 1 ── turn 2 ── turn 3          never interrupted, so nothing is ever restored
+    served    other work ── 0 ─ 512 ─ 600) ── other work, a restart ── restored at 600: ─ 1024 ─ 1100) answer
+    control                 0 ─ 512 ─ 600)                                              ─ 1024 ─ 1100) answer
 
-The control does what the conversation did, token by token where that was generated, with the same budget and
-so with the same pass ends: a cold run would read earlier answers in passes, llama-server ends its passes
-elsewhere, and equal tokens do not give equal bytes then.  Passes still differ where a request was served from
-a point that is no end of a turn, and neighbours in a pass count too.  So where an answer leaves the control's,
-the control is asked how much less likely it finds the other token: a rounding error swaps tokens that are nearly
-equal (``TOLERANCE``), a state that misses one part changes log-probabilities by whole units.  A model that
-chooses (experts, or the rows that an indexer lets through) can turn a last bit into more than that, above all
-with random weights; what that does to a workload is seen in the answers of the other servers, which are judged
-by the same rule.
+Equal tokens do not give equal bytes where passes end elsewhere, and a model that chooses (experts, or the rows that
+an indexer lets through) turns a last bit into another word, above all with random weights.  So the control computes
+what the answer stands on in the same passes: the server says how many tokens a request reused and where its prompt
+was cut (``Sample.stops``), which leads from request to request back to the first token.  A fresh server with one slot
+is sent prompts that end at those places, one after another; each continues what lies in the slot, so nothing is ever
+restored.  Then the answers, and those that came before them, must agree token by token.
+
+Not compared: requests that ran beside others (neighbours count in a pass), chats (no ids come back), and servers
+of others (their passes end elsewhere).
 """
 
 from __future__ import annotations
@@ -23,89 +23,101 @@ import numpy as np
 
 from benchmarks.agent.http import Http
 from benchmarks.agent.oracle import Played
-from benchmarks.agent.servers import Server
+from benchmarks.agent.servers import Sample, Server
 from benchmarks.agent.trace import Tokens
 
-TOLERANCE = 0.1
-"""In nats."""
-_N_TOP = 50
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    tokens: list[int]
-    top: list[dict[int, float]]
-    """Per token: the likeliest ids and their log-probabilities."""
+_NONE = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     compared: int
-    equal: int
-    """Answers equal token by token."""
-    near_ties: int
-    """Answers that part where the control finds both tokens within the tolerance."""
     wrong: int
-    worst: float
-    """Largest distance in nats where an answer parts."""
+    """Answers that differ, or whose control did not even reach them: an earlier answer differed."""
 
 
-def ask(http: Http, prompt: Tokens, n_answer: int, n_top: int = _N_TOP) -> Answer:
-    """A greedy answer."""
-    body = {"prompt": prompt.tolist(), "n_predict": n_answer, "n_probs": n_top}
-    body |= {"temperature": 0.0, "ignore_eos": True, "return_tokens": True}
-    got = http.post("/completion", body)
-    top = [
-        {int(t["id"]): float(t["logprob"]) for t in at["top_logprobs"]}
-        for at in got.get("completion_probabilities") or ()
-    ]
-    return Answer([int(t) for t in got["tokens"]], top)
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One request to the control: read up to the prompt's end, then generate."""
+
+    prompt: Tokens
+    answer: Tokens
+    """What must come, as far as it is generated; may be empty."""
 
 
-def ancestors(trace: Sequence[Played], i: int) -> list[int]:
-    """The earlier requests that request ``i`` continues, oldest first."""
-    found = []
-    for j in range(i):
-        before = trace[j].sequence[:-1]  # the last token need not have been evaluated
-        if len(before) <= len(trace[i].prompt) and np.array_equal(trace[i].prompt[: len(before)], before):
-            found.append(j)
-    return sorted(found, key=lambda j: len(trace[j].prompt))
+class Unknown(Exception):
+    """Where a state came from cannot be told."""
 
 
-def uninterrupted(server: Server, trace: Sequence[Played], i: int) -> Answer:
-    """The answer to request ``i`` on a server with one slot that begins anew and does what the conversation did."""
-    server.restart(kill=True)
-    for j in ancestors(trace, i):
-        ask(server.http, trace[j].prompt, len(trace[j].answer), n_top=0)
-    return ask(server.http, trace[i].prompt, len(trace[i].answer))
+class Passes:
+    """The way of each request of a trace from the first token on.  ``rows_only``: states can be cut anywhere."""
+
+    def __init__(self, trace: Sequence[Played], samples: Sequence[Sample], *, rows_only: bool) -> None:
+        self._trace, self._samples, self._rows_only = trace, samples, rows_only
+
+    def to(self, i: int) -> list[Call]:
+        """Calls that end with request ``i`` and its whole answer.  Raises Unknown."""
+        request = self._trace[i]
+        calls = self._leading(i, len(request.prompt))
+        if len(calls[-1].prompt) == len(request.prompt):  # read and answered at once
+            calls.pop()
+        return [*calls, Call(request.prompt, request.answer)]
+
+    def _leading(self, i: int, n: int) -> list[Call]:
+        """Calls after which the slot stands at the first n tokens of a request's sequence; rows alone: or beyond."""
+        request, sample = self._trace[i], self._samples[i]
+        start, end = sample.n_cached, len(request.prompt)
+        if n <= start:
+            return self._leading(self._source(i, n), n)
+        if sample.stops is None:
+            raise Unknown
+        calls = self._leading(self._source(i, start), start) if start else []
+        for stop in sorted({s for s in (*sample.stops, end) if start < s <= end}):
+            if n <= stop:
+                return [*calls, Call(request.prompt[: stop if self._rows_only else n], _NONE)]
+            calls.append(Call(request.prompt[:stop], _NONE))
+        # a generated token is evaluated when the next one is
+        calls[-1] = Call(request.prompt, request.answer[: n - end + 1])
+        return calls
+
+    def _source(self, i: int, n: int) -> int:
+        """The latest request before ``i`` that stood at the first n tokens of i's prompt."""
+        wanted = self._trace[i].prompt[:n]
+        for j in reversed(range(i)):
+            sequence = self._trace[j].sequence
+            if n <= len(sequence) and np.array_equal(sequence[:n], wanted) and self._stood_at(j, n):
+                return j
+        raise Unknown
+
+    def _stood_at(self, j: int, n: int) -> bool:
+        captured = self._samples[j].reported.get("gufo", {}).get("captured", ())
+        live = len(self._trace[j].sequence) - 1
+        return self._rows_only or n == live or n in {c["boundary"] for c in captured}
 
 
-def distance(answer: Sequence[int], control: Answer) -> float | None:
-    """How much less likely the control finds the token with which an answer leaves it; None: it never does."""
-    for given, own, top in zip(answer, control.tokens, control.top, strict=False):
-        if given != own:
-            return top[own] - top[given] if given in top else float("inf")
-    return None
-
-
-def sampled(trace: Sequence[Played], n: int) -> list[int]:
-    """Which requests to check: the last ones of long histories and others spread over the run, n in all."""
-    return sorted({round(i) for i in np.linspace(0, len(trace) - 1, min(n, len(trace)))})
-
-
-def judge(server: Server, trace: Sequence[Played], n: int) -> Verdict:
-    """Check n answers of a trace; ``server`` has one slot and is restarted for each."""
-    equal = ties = wrong = 0
-    worst = 0.0
-    chosen = [i for i in sampled(trace, n) if len(trace[i].answer)]
-    for i in chosen:
-        far = distance(trace[i].answer.tolist(), uninterrupted(server, trace, i))
-        if far is None:
-            equal += 1
+def chosen(trace: Sequence[Played], passes: Passes, n: int) -> list[list[Call]]:
+    """The ways of up to n requests that can be compared: the first, the last, and others between."""
+    ways = []
+    for i in range(len(trace)):
+        try:
+            ways += [passes.to(i)] if len(trace[i].answer) else []
+        except Unknown:
             continue
-        worst = max(worst, far)
-        if far <= TOLERANCE:
-            ties += 1
-        else:
-            wrong += 1
-    return Verdict(len(chosen), equal, ties, wrong, worst)
+    return [ways[k] for k in sorted({round(x) for x in np.linspace(0, len(ways) - 1, min(n, len(ways)))})]
+
+
+def answered(http: Http, call: Call) -> bool:
+    """Does the control give the call's answer?"""
+    body = {"prompt": call.prompt.tolist(), "n_predict": len(call.answer), "return_tokens": True}
+    got = http.post("/completion", {**body, "temperature": 0.0, "ignore_eos": True})
+    return bool(got["tokens"] == call.answer.tolist())
+
+
+def judge(server: Server, trace: Sequence[Played], samples: Sequence[Sample], n: int, *, rows_only: bool) -> Verdict:
+    """Compare n answers of a trace; ``server`` has one slot and is restarted for each."""
+    wrong = 0
+    ways = chosen(trace, Passes(trace, samples, rows_only=rows_only), n)
+    for calls in ways:
+        server.restart(kill=True)
+        wrong += not all(answered(server.http, call) for call in calls)
+    return Verdict(len(ways), wrong)

@@ -90,6 +90,8 @@ def _send(
     run.samples += samples
     before_s = server.cpu_s()
     run.memory.append(server.memory())
+    if len(samples) == 1:
+        server.note_stops(samples[0])
     run.cpu_s -= server.cpu_s() - before_s
     return answers
 

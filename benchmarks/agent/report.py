@@ -76,7 +76,7 @@ def table(lines: Iterable[Line]) -> list[str]:
     out = [head]
     for one in lines:
         ttft = one.first_token_ms
-        wrong = f"{one.answers['wrong']}/{one.answers['compared']}" if one.answers else "-"
+        wrong = f"{one.answers['wrong']}/{one.answers['compared']}" if one.answers and one.answers["compared"] else "-"
         out.append(
             f"{one.workload:<11}{one.server:<11}{one.prompt_tokens:>8,}{one.prefilled:>10,}"
             f"{one.of_common_prefix:>8.2f}{one.of_bound:>8.2f}"

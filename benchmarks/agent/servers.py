@@ -69,6 +69,8 @@ class Sample:
     """The server's own timings and, from gufo, what its cache did."""
     answer: list[int] = field(default_factory=list)
     text: str = ""
+    stops: list[int] | None = None
+    """Where passes over the prompt were made to end, in tokens; None: not known, or it ran beside others."""
 
 
 class Server(Protocol):
@@ -84,6 +86,10 @@ class Server(Protocol):
 
     def tokens_of(self, ask: Ask) -> Tokens:
         """The prompt's tokens as this server renders them."""
+        ...
+
+    def note_stops(self, sample: Sample) -> None:
+        """Fill in ``stops`` of the request that was carried out last, alone."""
         ...
 
     def memory(self) -> dict[str, int]: ...
@@ -189,6 +195,9 @@ class _Local:
         ids = self.http.post("/tokenize", {"content": text, "add_special": True, "parse_special": True})["tokens"]
         return np.array(ids, np.int32)
 
+    def note_stops(self, sample: Sample) -> None:
+        """Not known."""
+
     def memory(self) -> dict[str, int]:
         disk = sum(f.stat().st_size for f in self.folder.rglob("*") if f.is_file() and f.name != "log")
         return {"rss": self._process.rss() if self._process is not None else 0, "disk": disk}
@@ -214,6 +223,16 @@ class Gufo(_Local):
 
     def environment(self) -> dict[str, str]:
         return {"GUFO_CONFIG": os.devnull}  # the developer's own settings are not what is measured
+
+    def start(self) -> None:
+        self._seen = 0
+        super().start()
+
+    def note_stops(self, sample: Sample) -> None:
+        events = self.http.get(f"/v1/cache/events?since={self._seen}&limit=10000")["data"]
+        self._seen = max((event["seq"] for event in events), default=self._seen)
+        plans = [event.get("points", []) for event in events if event["kind"] == "plan"]
+        sample.stops = plans[-1] if plans else []
 
     def memory(self) -> dict[str, int]:
         status = self.http.get("/v1/cache")
@@ -291,6 +310,8 @@ class Url:
         if ask.tokens is None:
             raise RuntimeError("messages cannot be turned into tokens without llama.cpp's endpoints")
         return ask.tokens
+
+    def note_stops(self, sample: Sample) -> None: ...
 
     def memory(self) -> dict[str, int]:
         return {}

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from benchmarks.agent.control import Answer, ancestors, distance, sampled
-from benchmarks.agent.oracle import Played
 from benchmarks.agent.play import Run
 from benchmarks.agent.report import Least, line, quantile, table
 from benchmarks.agent.servers import Sample
@@ -33,29 +30,3 @@ def test_a_line_counts_the_first_round_and_times_all() -> None:
     assert got.first_token_ms == {"p50": 2.0, "p95": 6.0, "max": 6.0}
     assert got.wall_s == [1.0, 3.0] and got.memory == {"rss": 7}
     assert "agent" in table([got])[1] and "1.20" in table([got])[1]
-
-
-def test_an_answer_is_judged_where_it_leaves_the_control() -> None:
-    control = Answer([1, 2, 3], [{1: -0.1}, {2: -0.5, 9: -0.52}, {3: -0.1}])
-    assert distance([1, 2, 3], control) is None
-    assert distance([1, 9, 7], control) == pytest.approx(0.02)
-    assert distance([1, 8, 3], control) == float("inf")
-
-
-def test_checked_requests_include_the_first_and_the_last() -> None:
-    trace = [Played(np.zeros(1, np.int32), np.zeros(1, np.int32))] * 9
-    assert sampled(trace, 3) == [0, 4, 8] and sampled(trace, 20) == list(range(9))
-
-
-def test_ancestors_are_what_a_request_continues() -> None:
-    def played(prompt: list[int], answer: list[int]) -> Played:
-        return Played(np.array(prompt, np.int32), np.array(answer, np.int32))
-
-    trace = [
-        played([1, 2], [3, 4]),
-        played([9], [9]),
-        played([1, 2, 3, 5], [6, 7]),  # 4 was never evaluated
-        played([1, 2, 8], [8, 8]),  # an edit
-        played([1, 2, 3, 5, 6, 7, 1], [1]),
-    ]
-    assert [ancestors(trace, i) for i in range(5)] == [[], [], [0], [], [0, 2]]

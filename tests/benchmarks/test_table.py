@@ -44,7 +44,7 @@ def test_marked_parts_are_written_and_the_rest_stays(tmp_path: Path) -> None:
     agent_results(tmp_path)
     got = fill(TEXT, tmp_path)
     assert got.startswith("before\n<!-- results: agent -->\n") and "stale" not in got
-    row = "| (d) edits and undo | 9,000 | 1,200 | 1.07 | 1.20 | 4,000 | 0.50 (0.25) | 1 / 2 / 3 ms | 0 of 6 (1 of 6) |"
+    row = "| (d) edits and undo | 9,000 | 1,200 | 1.07 | 1.20 | 4,000 | 0.50 (0.25) | 1 / 2 / 3 ms | 0 of 6 |"
     assert row in got
     assert "between\n<!-- results: serve -->\nkept\n<!-- /results -->\n" in got  # no results: left alone
     assert fill(got, tmp_path) == got  # writing twice changes nothing
