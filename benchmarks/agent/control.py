@@ -96,14 +96,15 @@ class Passes:
 
 
 def chosen(trace: Sequence[Played], passes: Passes, n: int) -> list[list[Call]]:
-    """The ways of up to n requests that can be compared: the first, the last, and others between."""
+    """The ways of up to n requests that can be compared: the last, and others spread before it."""
     ways = []
     for i in range(len(trace)):
         try:
             ways += [passes.to(i)] if len(trace[i].answer) else []
         except Unknown:
             continue
-    return [ways[k] for k in sorted({round(x) for x in np.linspace(0, len(ways) - 1, min(n, len(ways)))})]
+    n = min(n, len(ways))
+    return [ways[len(ways) * k // n - 1] for k in range(1, n + 1)]
 
 
 def answered(http: Http, call: Call) -> bool:
