@@ -22,6 +22,7 @@ import typer
 
 from gufo_gguf.cli.agent_session import TOOLS, Message, Request, Restart, Session, session
 from gufo_gguf.cli.client import Client
+from gufo_gguf.cli.console import plain_table, print_table
 from gufo_gguf.cli.flags import option, variable_of
 from gufo_gguf.cli.talk import Figures, figures_from
 from gufo_gguf.core.errors import GufoError
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 _ANSWER_TOKENS = 32
 _START_S, _STOP_S = 120.0, 30.0
 _CONTEXT = 12_288
+_WIDE = 110
+"""Columns of a terminal from which on everything is shown."""
 Origins = dict[int, str]
 """Boundaries that checkpoints were left at -> why."""
 
@@ -62,17 +65,23 @@ def demo(
     console = Console()
     rows: list[Row] = []
     typer.echo("starting a server with the cache" + (" and one without" if baseline else ""), err=True)
-    with Live(table_of(rows, baseline), console=console, auto_refresh=False, vertical_overflow="visible") as live:
+    if console.is_terminal:
+        narrow = console.width < _WIDE
+        with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
 
-        def show(row: Row) -> None:
+            def show(row: Row) -> None:
+                rows.append(row)
+                live.update(table_of(rows, baseline, narrow=narrow), refresh=True)
+
+            play(path, session(files, lines), show, threads=threads, baseline=baseline)
+    else:  # the table is printed once, at the end
+
+        def tell(row: Row) -> None:
             rows.append(row)
-            if not console.is_terminal:  # there the table is printed once, at the end
-                typer.echo(f"{len(rows):3} {row.title}", err=True)
-            live.update(table_of(rows, baseline), refresh=True)
+            typer.echo(f"{len(rows):3} {row.title}", err=True)
 
-        play(path, session(files, lines), show, threads=threads, baseline=baseline)
-    if not console.is_terminal:
-        console.print()  # the table's last line is not ended there
+        play(path, session(files, lines), tell, threads=threads, baseline=baseline)
+        print_table(table_of(rows, baseline), console)
     console.print(summary(rows), soft_wrap=True)
 
 
@@ -296,17 +305,17 @@ def why(figures: Figures, origins: Origins) -> str:
 
 
 # -- what is shown -------------------------------------------------------------------------------
-def table_of(rows: list[Row], baseline: bool) -> Table:
-    from rich.table import Table
-
-    table = Table(title="one session, request by request")
-    table.add_column("request")
-    for name in ("prompt", "reused", "prefilled", "first token", *(["cache off"] if baseline else [])):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("why")
-    table.add_column("answer")
+def table_of(rows: list[Row], baseline: bool, *, narrow: bool = False) -> Table:
+    """``narrow``: without prompt and answer, so that the rest stays readable on 80 columns."""
+    times = ["first token>", *(["cache off>"] if baseline else [])]
+    table = plain_table("request", *([] if narrow else ["prompt>"]), "reused>", "prefilled>", *times, "why")
+    for column in table.columns[1:-1]:
+        column.no_wrap = True
+    if not narrow:
+        table.add_column("answer", overflow="fold")
     for row in rows:
-        table.add_row(*_cells(row, baseline))
+        cells = _cells(row, baseline)
+        table.add_row(*([cells[0], *cells[2:-1]] if narrow else cells))
     return table
 
 
