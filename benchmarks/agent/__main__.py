@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--name", help="results/<name>.json; default: agent-<model>")
     args = parser.parse_args(arguments)
-    scale, rounds, checks = (QUICK_SCALE, 1, 2) if args.quick else (args.scale, args.rounds, args.checks)
+    scale, rounds, checks = (QUICK_SCALE, 1, 4) if args.quick else (args.scale, args.rounds, args.checks)
     sizes = Sizes(scale, args.seed)
     model = bench_model(args.model)
     state = state_of(model)
