@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 
+from benchmarks.agent.bound import State
 from benchmarks.agent.oracle import common_prefix
 from benchmarks.agent.simulated import SHAPES, Options, simulate
 from benchmarks.agent.trace import Sizes
@@ -40,3 +41,11 @@ def test_more_memory_does_not_cost_tokens() -> None:
     copies = (1.5, 1.75, 2.0)
     prefilled = [simulate(by_name("rotating")[0], Sizes(1.0), Options(copies=n))[0].prefilled for n in copies]
     assert all(more <= 1.05 * less for less, more in pairwise(prefilled)), prefilled
+
+
+@pytest.mark.parametrize("copies", [4.0, 4.5])
+def test_changed_answers_of_a_model_of_rows_alone_make_room(copies: float) -> None:
+    """Every answer comes back changed: what was kept of it shares its rows with the next turn, but for a few."""
+    options = Options(State(row_bytes=24, private_bytes=0), copies=copies, scripted=True)
+    run, _ = simulate(by_name("rotating")[0], Sizes(0.2), options)
+    assert run.prefilled <= 1.01 * sum(common_prefix(run.trace))
