@@ -58,7 +58,7 @@ def plan(n: int) -> Callable[[], object]:
     limits = CacheLimits(ram_bytes=1 << 34)
     return lambda: plan_captures(
         prompt=prompt, start=256, start_has_checkpoint=False, common_prefix=n // 2, n_ubatch=512, limits=limits,
-        grid_budget=4,
+        grid_budget=4, private_rows=4_272,
     )  # fmt: skip
 
 

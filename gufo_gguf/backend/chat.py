@@ -200,6 +200,10 @@ class ChatFormat:
         """The prompt of ``render`` without an opening for an answer; cheaper, since no grammar is made for one."""
         return self._printed(chat) if self._prints_all else self.render(chat, add_generation_prompt=False).prompt
 
+    def warm_up(self) -> None:
+        """Find out now what the first request would have to wait for."""
+        _ = self._prints_all
+
     @cached_property
     def _prints_all(self) -> bool:
         """Is the template's own text the prompt?  llama.cpp adapts the messages of some formats first."""

@@ -14,7 +14,8 @@ private state, so the plan is a handful of places where work is likely to resume
   an exact stop within ``grid_end_margin`` (the pass ends there anyway), else moves to a pass end
   that close.
 * System: where tools and system prompt end, on a conversation's first turn, by the rule of learned points:
-  the second conversation with them, which would have to learn it, restores it.
+  the second conversation with them, which would have to learn it, restores it.  Required where it restores
+  more bytes of rows than its private state takes (the rows are the prompt's own), unless RAM is short.
 * Learned: where the prompt stops matching known history, if that is ``learned_min`` tokens past
   the start.  It may only merge into a capture at or before the divergence: a state beyond it
   contains tokens that the next request will not send.
@@ -94,17 +95,18 @@ def plan_captures(
     n_ubatch: int,
     limits: CacheLimits,
     grid_budget: int,
+    private_rows: int,
     rows_only: bool = False,
 ) -> tuple[CapturePoint, ...]:
     """The boundaries in [start, len(prompt)] at which to leave checkpoints, ascending.
 
     ``start``: tokens in place before prefill (continued or restored).  ``start_has_checkpoint``: a
     retained checkpoint lies exactly there.  ``common_prefix``: ``Lookup.common_prefix``.
-    ``grid_budget``: what ``grid_allowance`` says.  ``rows_only``: plan just the prompt's own
-    boundaries, since deeper rows can be cut anywhere.
+    ``grid_budget``: what ``grid_allowance`` says.  ``private_rows``: ``StateShape.private_rows``.
+    ``rows_only``: plan just the prompt's own boundaries, since deeper rows can be cut anywhere.
 
-    Retry copies, grid, system and learned points are not ``required``: admitting them must not cost another
-    conversation its last copy.
+    Retry copies, grid and learned points are not ``required``, nor is the end of a short system prompt:
+    admitting them must not cost another conversation its last copy.
     """
     end = len(prompt.tokens)
     if not prompt.write or end == 0 or not 0 <= start <= end:
@@ -114,7 +116,8 @@ def plan_captures(
     if not rows_only:
         _add_grid(plan, start, end, n_ubatch, limits, grid_budget)
         if prompt.system_end <= end:
-            _add_shared(plan, start, prompt.system_end, Origin.SYSTEM, limits)
+            pays = grid_budget > 0 and prompt.system_end >= private_rows
+            _add_shared(plan, start, prompt.system_end, Origin.SYSTEM, limits, required=pays)
         _add_shared(plan, start, min(common_prefix, end), Origin.LEARNED, limits)
     if start_has_checkpoint or start == 0:
         plan.points.pop(start, None)
@@ -146,16 +149,18 @@ def _add_grid(plan: _Plan, start: int, end: int, n_ubatch: int, limits: CacheLim
             plan.add(target, Origin.GRID, required=False)
 
 
-def _add_shared(plan: _Plan, start: int, divergence: int, origin: Origin, limits: CacheLimits) -> None:
+def _add_shared(
+    plan: _Plan, start: int, divergence: int, origin: Origin, limits: CacheLimits, *, required: bool = False
+) -> None:
     """A point where other prompts part from this one, if it lies far enough beyond the start."""
     if divergence - start < limits.learned_min:
         return
     merged = plan.nearest(divergence, within=limits.learned_merge, only_before=True)
     if merged is not None and merged > start:
-        plan.add(merged, origin, required=False)
+        plan.add(merged, origin, required=required)
         return
     # This stop ends a pass: a grid point this close would only be a second copy of it.
     for boundary in [b for b, p in plan.points.items() if p.origin is Origin.GRID]:
         if abs(boundary - divergence) <= limits.grid_end_margin:
             del plan.points[boundary]
-    plan.add(divergence, origin, required=False)
+    plan.add(divergence, origin, required=required)

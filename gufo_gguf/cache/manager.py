@@ -171,6 +171,7 @@ class CacheManager:
             n_ubatch=n_ubatch,
             limits=self.limits,
             grid_budget=grid_allowance(self.shape, self.limits, len(prompt.tokens)),
+            private_rows=self.shape.private_rows,
             rows_only=self.shape.rows_only,
         )
         slot.required = tuple(point.boundary for point in points if point.required)

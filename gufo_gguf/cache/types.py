@@ -87,6 +87,11 @@ class StateShape:
     def chunk_bytes(self) -> int:
         return self.row_bytes * self.chunk_rows
 
+    @property
+    def private_rows(self) -> int:
+        """How many rows take as much as a private state; without rows more than any prompt has."""
+        return -(-self.private_bytes // self.row_bytes) if self.row_bytes else 1 << 40
+
 
 class Tier(StrEnum):
     LIVE = "live"

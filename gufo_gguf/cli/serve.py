@@ -132,6 +132,7 @@ def serve(
         bar, on_progress = loading_bar(path.name)
         with bar:
             engine = Engine.load(path, options, on_progress)
+        engine.chat.warm_up()
     except BaseException:
         sock.close()
         raise
