@@ -288,7 +288,8 @@ class CheckpointTable:
 
     def _record(self, c: Checkpoint, held: set[Key]) -> RetentionRecord:
         key = c.key
-        parent, relation = self._index.parent(key), self._index.relation(key)
+        relation = self._index.relation(key)
+        parent = None if relation.parent is None else self._by_id[CheckpointId(relation.parent[1])]
         return RetentionRecord(
             id=c.id,
             origin=c.origin,
@@ -301,8 +302,8 @@ class CheckpointTable:
             covered=relation.covered,
             branch_point=relation.branch_point,
             family=relation.family,
-            parent=None if parent is None else CheckpointId(parent[1]),
-            after_anchor=parent is not None and self._by_id[CheckpointId(parent[1])].lasting,
+            parent=None if parent is None else parent.id,
+            after_anchor=parent is not None and parent.lasting,
             pinned=c.pins > 0,
             held=key in held,
         )
