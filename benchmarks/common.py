@@ -10,10 +10,13 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from gufo_gguf.core.errors import GufoError
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
@@ -47,6 +50,15 @@ def environment() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
     }
+
+
+def one_line(main: Callable[[], int]) -> int:
+    """Run a benchmark's main; an expected failure is one line on stderr and status 1."""
+    try:
+        return main()
+    except GufoError as error:
+        print(f"benchmark: {error}", file=sys.stderr)
+        return 1
 
 
 def report(name: str, lines: list[str], data: Mapping[str, Any]) -> None:

@@ -17,13 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.agent import control, report
-from benchmarks.agent.bound import State, least_prefilled
+from benchmarks.agent.bound import State, least_prefilled, need_solver
 from benchmarks.agent.oracle import common_prefix
 from benchmarks.agent.play import Run, play
 from benchmarks.agent.plots import plot
 from benchmarks.agent.servers import Gufo, Llama, Server, Setup, Url
 from benchmarks.agent.trace import Sizes, Workload, deepest
 from benchmarks.agent.workloads import by_name
+from benchmarks.common import one_line
 from benchmarks.models import bench_model, find_program, state_of
 
 QUICK_SCALE = 0.2
@@ -122,6 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--name", help="results/<name>.json; default: agent-<model>")
     args = parser.parse_args(arguments)
     scale, rounds, checks = (QUICK_SCALE, 1, 2) if args.quick else (args.scale, args.rounds, args.checks)
+    need_solver()
     sizes = Sizes(scale, args.seed)
     model = bench_model(args.model)
     state = state_of(model)
@@ -152,4 +154,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(one_line(main))

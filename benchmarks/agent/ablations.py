@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.agent.__main__ import QUICK_SCALE, one_workload, setup_of
-from benchmarks.agent.bound import least_prefilled
+from benchmarks.agent.bound import least_prefilled, need_solver
 from benchmarks.agent.play import Run
 from benchmarks.agent.simulated import SHAPES, Options, Simulation, simulate
 from benchmarks.agent.trace import Sizes
 from benchmarks.agent.workloads import by_name
-from benchmarks.common import RESULTS, environment
+from benchmarks.common import RESULTS, environment, one_line
 from benchmarks.models import bench_model, state_of
 from gufo_gguf.engine.ablation import Ablation, Part
 from gufo_gguf.models.recipe import chat_template
@@ -87,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workloads", default=WORKLOADS)
     parser.add_argument("--no-served", action="store_true", help="leave out what needs real servers")
     args = parser.parse_args(arguments)
+    need_solver()
     sizes = Sizes(args.scale)
     options = Options(SHAPES[args.shape], copies=args.copies)
     whole = play_all(args.workloads, sizes, options)
@@ -126,4 +127,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(one_line(main))

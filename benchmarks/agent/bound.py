@@ -25,12 +25,14 @@ maximise the reused tokens  sum x[u,b] * depth(b)  subject to  private * sum y +
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from benchmarks.agent.oracle import Played, common_prefix, lcp
+from gufo_gguf.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,12 @@ class Tree:
     def _parent(self, b: Node) -> Node | None:
         above = [a for a in self.nodes if a.depth < b.depth and self.passes(a, b.owner)]
         return above[-1] if above else None
+
+
+def need_solver() -> None:
+    """Raises ConfigError when scipy is missing: to be asked before minutes are spent."""
+    if importlib.util.find_spec("scipy") is None:
+        raise ConfigError("the bound needs scipy: .venv/bin/pip install -e '.[bench]'")
 
 
 def least_prefilled(
@@ -197,6 +205,7 @@ class _Program:
             self._at_most(mine, 1)
 
     def _solve(self) -> float:
+        need_solver()
         from scipy.optimize import linprog
         from scipy.sparse import coo_matrix
 

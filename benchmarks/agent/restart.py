@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.agent.servers import Gufo, Llama, Sample, Setup
 from benchmarks.agent.trace import Ask, Text, Tokens, join
-from benchmarks.common import median, report
+from benchmarks.common import median, one_line, report
 from benchmarks.models import bench_model, find_program, state_of
 
 GOAL = 10.0
@@ -119,4 +119,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(one_line(main))

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from benchmarks.agent.chat import prose
 from benchmarks.agent.servers import Gufo, Llama, Setup
-from benchmarks.common import report
+from benchmarks.common import one_line, report
 from benchmarks.models import bench_model, find_program, state_of
 
 _TOKENIZER = Path(__file__).resolve().parents[2] / "models" / "owlet" / "tokenizer.json"
@@ -124,4 +124,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(one_line(main))

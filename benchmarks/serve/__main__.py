@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.agent.http import Http
 from benchmarks.agent.servers import Gufo, Llama, Setup
-from benchmarks.common import median, report
+from benchmarks.common import median, one_line, report
 from benchmarks.models import bench_model, find_program
 from benchmarks.serve.load import ask, decode_rate, prompt, together
 
@@ -155,4 +155,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(one_line(main))
