@@ -16,7 +16,7 @@ from benchmarks.agent.bound import State
 from benchmarks.agent.oracle import Played
 from benchmarks.agent.play import Run
 from benchmarks.agent.servers import Sample
-from benchmarks.agent.trace import HIGH_ID, LOW_ID, Ask, Restart, Sizes, Text, Tokens, Workload, deepest
+from benchmarks.agent.trace import HIGH_ID, LOW_ID, Ask, Restart, Sizes, Tokens, Workload, deepest
 from gufo_gguf.backend.base import Bytes, Logits
 from gufo_gguf.backend.fake import FakeBackend
 from gufo_gguf.cache.events import EventLog
@@ -47,8 +47,6 @@ class Options:
     copies: float | None = None
     """Budget in whole copies of the deepest state; None = the workload's."""
     ablation: Ablation = WHOLE
-    scripted: bool = False
-    """Histories go on with drawn answers, as ``play.play`` does: clients that change every answer."""
 
 
 class _Greedy:
@@ -160,7 +158,7 @@ def simulate(workload: Workload, sizes: Sizes, options: Options = Options()) -> 
     """Play a workload of token prompts."""
     world = Simulation(workload, sizes, options)
     run = Run(workload.name, "simulated")
-    script, drawn = workload.script(sizes), Text(sizes.seed)
+    script = workload.script(sizes)
     step = next(script)
     while True:
         if isinstance(step, Restart):
@@ -177,10 +175,9 @@ def simulate(workload: Workload, sizes: Sizes, options: Options = Options()) -> 
                 "source": str(job.report.reuse_source),
             }
             run.samples.append(sample)
-            own = np.array(answer, np.int32)
-            answers.append(drawn.draw(f"answer {sample.number}", ask.n_answer) if options.scripted else own)
+            answers.append(np.array(answer, np.int32))
             assert ask.tokens is not None
-            run.trace.append(Played(ask.tokens, own))
+            run.trace.append(Played(ask.tokens, answers[-1]))
         status = world.manager.stats()
         run.memory.append({"retained": status.unique_bytes, "whole_copies": status.whole_bytes})
         try:

@@ -16,7 +16,7 @@ same turn beyond it may all be useless once a template drops that turn's reasoni
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -188,30 +188,6 @@ def _first_below(track: Track, depth: int, tier: Tier) -> tuple[Track, int, Item
         if len(here) + (own is not None or len(kids) > len(here)) >= 2:
             return track, fork, None
         track, depth = here[0], fork
-
-
-def shared_before(homes: Iterable[tuple[Track, Entry]]) -> dict[Key, int]:
-    """Of how many leading tokens each history agrees with some of those before it in the order given."""
-    reach: dict[Track, int] = {}  # how deep those before went along each track
-    found: dict[Key, int] = {}
-    for home, entry in homes:
-        way: list[tuple[Track, int]] = []
-        track: Track | None = home
-        depth = entry.n_tokens
-        while track is not None:
-            way.append((track, depth))
-            depth, track = track.start, track.parent
-        shared = 0
-        for track, depth in reversed(way):
-            if track not in reach:
-                break
-            shared = min(depth, reach[track])
-            if shared < depth:
-                break
-        found[entry.key] = shared
-        for track, depth in way:
-            reach[track] = max(depth, reach.get(track, 0))
-    return found
 
 
 def _counts(item: Item, tier: Tier) -> bool:

@@ -14,7 +14,7 @@ Rejected: a checkpoint that owns rows (six of one conversation would cost six co
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -248,23 +248,7 @@ class CheckpointTable:
     def records(self, *, slots_keep: bool = False) -> list[RetentionRecord]:
         """What retention decides on.  ``slots_keep``: say which conversations idle slots hold (``held``)."""
         held = self._index.held() if slots_keep else set()
-        records = [self._record(c, held) for c in self._by_id.values()]
-        return self._cut_anywhere(records) if self._shape.rows_only else records
-
-    def _cut_anywhere(self, records: list[RetentionRecord]) -> list[RetentionRecord]:
-        """Rows alone: what a checkpoint shares with one that was used later, that one restores as well.
-
-        Only those used later count, or two that share most of their rows would both count as duplicates.
-        """
-        newest_first = sorted(records, key=lambda r: (r.last_use_seq, r.id), reverse=True)
-        lasting = [r for r in newest_first if r.origin is not Origin.RETRY]
-        shared = self._index.shared_before(self._by_id[r.id].key for r in lasting)
-        return [
-            replace(r, n_shared=n, branch_point=False, covered=n == r.n_tokens)
-            if (n := shared.get(self._by_id[r.id].key)) is not None
-            else r
-            for r in records
-        ]
+        return [self._record(c, held) for c in self._by_id.values()]
 
     def frees(self, victims: Sequence[CheckpointId], n_bytes: int) -> bool:
         """Would removing victims, one after the other, give the ledger back n_bytes?  Stops when it has."""

@@ -18,7 +18,7 @@ finds every usable state, the longest common prefix with any history and the rea
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 
 from gufo_gguf.cache.branches import (
     Place,
@@ -28,7 +28,6 @@ from gufo_gguf.cache.branches import (
     place_of,
     relation_of,
     relations,
-    shared_before,
     standing,
 )
 from gufo_gguf.cache.cuts import cuts
@@ -233,10 +232,6 @@ class PrefixIndex:
         track, depth = tree.match(self._inputs.sought(tokens, inputs))[-1]
         found = deepest_upto(track, depth, tier)
         return 0 if found is None else found[1].n_tokens
-
-    def shared_before(self, keys: Iterable[Key]) -> dict[Key, int]:
-        """Of how many leading tokens each entry agrees with some of those before it in the order given."""
-        return shared_before(self._trees[self._scopes[key]].home[key] for key in keys)
 
     def held(self) -> set[Key]:
         """RAM checkpoints that a live frontier extends as the next after them; not those that outlast a turn."""

@@ -8,8 +8,7 @@
 * near-duplicate: a superseded turn, that is one covered by a deeper checkpoint of its branch; and
   what is close to the checkpoint it extends (``gain`` tokens beyond it), so that losing it costs
   little: a covered grid, system or learned point below ``grid_step``, a leaf below ``learned_min``, the
-  end of an answer beyond a stable boundary until somebody came back to it.  Rows alone can be cut, so there
-  what counts is what no checkpoint used later restores.
+  end of an answer beyond a stable boundary until somebody came back to it.
 * held: an idle slot still holds this conversation, further on.  It makes room for a conversation that
   leaves its slot, and takes its place back when its own slot is taken (``parting.py``); for any other
   newcomer it counts like the rest.
@@ -104,8 +103,6 @@ class RetentionRecord:
     """Its parent is a stable boundary."""
     held: bool = False
     """``PrefixIndex.held``: a slot holds what comes after it."""
-    n_shared: int | None = None
-    """Rows alone: how many of its tokens others restore as well, since they can be cut there; else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +201,6 @@ def _order(
         mine = branches[record.id]
         idle = admitted_bytes - mine.admitted_bytes_at_last_use >= budget
         gain = record.n_tokens - parent.n_tokens if parent is not None else None
-        if record.n_shared is not None:
-            gain = record.n_tokens - record.n_shared
         own = rank_of(record, idle=idle, gain=gain, limits=limits)
         if thrashing and own > Rank.HELD:
             own = Rank.CYCLED

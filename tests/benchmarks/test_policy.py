@@ -13,8 +13,8 @@ import pytest
 from benchmarks.agent.bound import State
 from benchmarks.agent.oracle import common_prefix
 from benchmarks.agent.simulated import SHAPES, Options, simulate
-from benchmarks.agent.trace import Sizes
-from benchmarks.agent.workloads import by_name
+from benchmarks.agent.trace import Script, Sizes, Text, Workload
+from benchmarks.agent.workloads import Conversation, by_name
 
 BOUNDS = {
     "agent": (1.01, 1.01),
@@ -43,9 +43,20 @@ def test_more_memory_does_not_cost_tokens() -> None:
     assert all(more <= 1.05 * less for less, more in pairwise(prefilled)), prefilled
 
 
-@pytest.mark.parametrize("copies", [4.0, 4.5])
-def test_changed_answers_of_a_model_of_rows_alone_make_room(copies: float) -> None:
-    """Every answer comes back changed: what was kept of it shares its rows with the next turn, but for a few."""
-    options = Options(State(row_bytes=24, private_bytes=0), copies=copies, scripted=True)
-    run, _ = simulate(by_name("rotating")[0], Sizes(0.2), options)
-    assert run.prefilled <= 1.01 * sum(common_prefix(run.trace))
+def short_chats(sizes: Sizes) -> Script:
+    """Three long prompts that never come back, then eight short chats with one system prompt, in turn."""
+    text = Text(sizes.seed)
+    for k in range(3):
+        yield (Conversation(f"once {k}", text.draw(f"once {k}", 2_300)).ask("start", 8),)
+    system = text.draw("system", 1_150)
+    talks = [Conversation(f"chat {k}", system) for k in range(8)]
+    for i in range(7):
+        for k, talk in enumerate(talks):
+            yield from talk.turn(text.draw(f"turn {k} {i}", 150 if i == 0 else 12), 8)
+
+
+@pytest.mark.parametrize(("state", "copies"), [(State(row_bytes=24, private_bytes=0), 4), (SHAPES["tiny"], 6)])
+def test_short_chats_outlive_long_prompts_that_nobody_repeats(state: State, copies: float) -> None:
+    workload = Workload("short", "s", "short chats", short_chats, 1, copies)
+    run, _ = simulate(workload, Sizes(1.0), Options(state))
+    assert run.prefilled <= 1.15 * sum(common_prefix(run.trace)), run.prefilled / sum(common_prefix(run.trace))

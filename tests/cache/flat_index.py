@@ -113,12 +113,3 @@ class FlatIndex:
     def family(self, key: Key) -> Hashable:
         parent = self.parent(key)
         return key if parent is None or self.is_branch_point(parent) else self.family(parent)
-
-    def shared_before(self, keys: list[Key]) -> dict[Key, int]:
-        """Longest common prefix with any history before it in the list, of the same scope."""
-        found, before = {}, []
-        for key in keys:
-            me = self.known[key]
-            found[key] = max((shared(me.history, k.history) for k in before if k.scope == me.scope), default=0)
-            before.append(me)
-        return found

@@ -89,17 +89,6 @@ def test_cheap_is_more_than_eight_times_the_rows() -> None:
     assert order([record(1, 10, row_bytes=0, last_use_seq=5), record(2, 50_000, last_use_seq=0)]) == [2, 1]
 
 
-def test_rows_alone_gain_what_nobody_used_later_restores() -> None:
-    """An answer that the client changed: 11 tokens beyond what the next turn holds as well."""
-    rows = {"private_bytes": 0}
-    left, next_turn = record(1, 1011, n_shared=1000, **rows), record(2, 1200, n_shared=0, **rows)
-    assert [v.rank for v in rank_victims([left, next_turn], 0, BUDGET, optional=False, newcomer_family=None)] == [
-        Rank.NEAR_DUPLICATE,
-        Rank.REUSED,
-    ]
-    assert order([replace(left, n_shared=400, last_use_seq=5), next_turn]) == [2, 1], "611 tokens are its own"
-
-
 def test_idle_is_one_turnover_of_the_budget() -> None:
     one = [record(1, last_use_seq=9, admitted_bytes_at_last_use=100), record(2, admitted_bytes_at_last_use=101)]
     assert order(one, admitted_bytes=100 + BUDGET) == [1, 2]
