@@ -76,7 +76,7 @@ def agent_table(data: Data) -> list[str]:
 
 def _wrong(line: Data) -> str:
     answers = line["answers"]
-    return f"{answers['wrong']} of {answers['compared']}" if answers and answers["compared"] else "-"
+    return f"{answers['wrong']} of {answers['compared']}" if answers else "-"
 
 
 def serve_table(data: Data) -> list[str]:

@@ -64,12 +64,12 @@ def play_served(sizes: Sizes) -> dict[str, dict[str, int]]:
     """Workload -> server -> tokens prefilled."""
     model = bench_model("qwen4exp")
     state = state_of(model)
+    servers = ["gufo", *SERVED.values()]
     prefilled = {}
     with tempfile.TemporaryDirectory(prefix="gufo-bench-") as folder:
         template = Path(folder, "thinks.jinja")
         template.write_text(chat_template() + OPENS_THOUGHT)
         for workload in by_name(SERVED_WORKLOADS):
-            servers = ["gufo", *SERVED.values()]
             setup = setup_of(workload, sizes, model, state, n_threads=1)
             setup = replace(setup, more=("--chat-template-file", str(template)))
             runs = one_workload(workload, sizes, servers, setup, 1, lambda line: None, scripted=False)

@@ -62,7 +62,7 @@ def line(runs: Sequence[Run], least: Least, verdict: Verdict | None) -> Line:
         first_token_ms={"p50": quantile(ttft, 0.5), "p95": quantile(ttft, 0.95), "max": max(ttft)},
         wall_s=[run.wall_s for run in runs],
         cpu_s=[run.cpu_s for run in runs],
-        answers=asdict(verdict) if verdict is not None else {},
+        answers=asdict(verdict) if verdict is not None and verdict.compared else {},
         memory={key: max(m.get(key, 0) for m in first.memory) for key in sorted(keys)},
     )
 
@@ -76,7 +76,7 @@ def table(lines: Iterable[Line]) -> list[str]:
     out = [head]
     for one in lines:
         ttft = one.first_token_ms
-        wrong = f"{one.answers['wrong']}/{one.answers['compared']}" if one.answers and one.answers["compared"] else "-"
+        wrong = f"{one.answers['wrong']}/{one.answers['compared']}" if one.answers else "-"
         out.append(
             f"{one.workload:<11}{one.server:<11}{one.prompt_tokens:>8,}{one.prefilled:>10,}"
             f"{one.of_common_prefix:>8.2f}{one.of_bound:>8.2f}"

@@ -102,10 +102,6 @@ def serve(
     without: Annotated[list[str] | None, typer.Option("--without", hidden=True)] = None,
 ) -> None:
     """Serve a model over HTTP: OpenAI's, Anthropic's and llama-server's APIs."""
-    # imported late, here and below: FastAPI costs a second that other commands need not wait for, and
-    # --help and a wrong flag need no native library
-    from gufo_gguf.server import run
-
     _set_up_logging(verbose)
     if reasoning_format not in _REASONING_FORMATS:
         raise ConfigError(f"--reasoning-format {reasoning_format}: must be one of {', '.join(_REASONING_FORMATS)}")
@@ -123,6 +119,10 @@ def serve(
         reasoning_format=reasoning_format,
         thinking=on_or_off("--reasoning", reasoning),
     )
+    # imported late, here and below: FastAPI costs a second that other commands and a wrong flag need not wait
+    # for, and neither need a native library
+    from gufo_gguf.server import run
+
     sock = run.bind(settings)  # a port in use shows before a model is loaded
     try:
         path = chosen.path()

@@ -254,19 +254,12 @@ def test_rules_of_any_plan(data: st.DataObject) -> None:
         assert b % 2048 == 0 or (b % ubatch == 0 and min(b % 2048, -b % 2048) <= 128)
         assert b <= end - 128 and b > start
         assert all(abs(b - e) > 128 for e in exact)
-    # The learned point serves the next prompt that parts here, and is worth at least 512 tokens.
-    learned = [b for b in at if at[b].origin is Origin.LEARNED]
-    assert len(learned) <= 1
-    if common - start >= 512:
-        assert any(common - 64 <= b <= common for b in at)
-        assert all(common - 64 <= b <= common for b in learned)
-    else:
-        assert not learned
-    # So does the end of the system prompt.
-    system = [b for b in at if at[b].origin is Origin.SYSTEM]
-    assert len(system) <= 1
-    if system_end - start >= 512:
-        assert any(system_end - 64 <= b <= system_end for b in at)
-        assert all(system_end - 64 <= b <= system_end for b in system)
-    else:
-        assert not system
+    # Learned point and end of the system prompt serve the next prompt that parts there, worth at least 512 tokens.
+    for origin, parts_at in ((Origin.LEARNED, common), (Origin.SYSTEM, system_end)):
+        points_there = [b for b in at if at[b].origin is origin]
+        assert len(points_there) <= 1
+        if parts_at - start >= 512:
+            assert any(parts_at - 64 <= b <= parts_at for b in at)
+            assert all(parts_at - 64 <= b <= parts_at for b in points_there)
+        else:
+            assert not points_there
